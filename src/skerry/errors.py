@@ -1,0 +1,190 @@
+"""Every exception that Skerry raises.
+
+User code that fails is an *outcome* of an execution, never one of these. These are the caller's faults and
+the platform's faults.
+
+    SkerryError
+    ├── InvalidRequest            the call itself is wrong
+    │   └── PathOutside           a path that leaves the writable places
+    ├── NotFound
+    │   ├── EnvironmentNotFound
+    │   ├── ExecutionNotFound
+    │   ├── ImageNotFound
+    │   └── FileMissing
+    ├── Conflict                  the thing is not in a state that allows this
+    │   ├── EnvironmentEnded
+    │   └── FileConflict          a directory where a file is needed, an existing name, ...
+    ├── Denied
+    │   ├── Unauthorized
+    │   └── FileDenied
+    ├── LimitReached              a quota, a disk, a queue: what would be needed is not there
+    │   ├── Busy
+    │   └── DiskFull
+    └── PlatformError             our fault, or the machine's
+        ├── DaemonUnavailable
+        ├── IsolationUnavailable
+        ├── LaunchFailed
+        ├── GuestFailed
+        └── ImageBuildFailed
+
+Each class has a stable `code`, the HTTP status that carries it, and says whether a retry can help. The wire
+form is `to_dict()`; `from_dict()` rebuilds the same class from its code.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class SkerryError(Exception):
+    """The root. `message` says what is wrong, `hint` what to do next."""
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str = "", detail: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.detail = detail or {}
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+    def to_dict(self) -> dict[str, Any]:
+        """The problem+json body that carries this error."""
+        return {
+            "type": f"urn:skerry:error:{self.code}",
+            "title": self.message,
+            "status": self.status,
+            "code": self.code,
+            "message": self.message,
+            "hint": self.hint,
+            "retryable": self.retryable,
+            "detail": self.detail,
+        }
+
+
+class InvalidRequest(SkerryError):
+    code = "invalid_request"
+    status = 400
+
+
+class PathOutside(InvalidRequest):
+    code = "path_outside"
+
+
+class NotFound(SkerryError):
+    code = "not_found"
+    status = 404
+
+
+class EnvironmentNotFound(NotFound):
+    code = "environment_not_found"
+
+
+class ExecutionNotFound(NotFound):
+    code = "execution_not_found"
+
+
+class ImageNotFound(NotFound):
+    code = "image_not_found"
+
+
+class FileMissing(NotFound):
+    code = "file_missing"
+
+
+class Conflict(SkerryError):
+    code = "conflict"
+    status = 409
+
+
+class EnvironmentEnded(Conflict):
+    code = "environment_ended"
+    status = 410
+
+
+class FileConflict(Conflict):
+    code = "file_conflict"
+
+
+class Denied(SkerryError):
+    code = "denied"
+    status = 403
+
+
+class Unauthorized(Denied):
+    code = "unauthorized"
+    status = 401
+
+
+class FileDenied(Denied):
+    code = "file_denied"
+
+
+class LimitReached(SkerryError):
+    code = "limit_reached"
+    status = 413
+
+
+class Busy(LimitReached):
+    code = "busy"
+    status = 429
+    retryable = True
+
+
+class DiskFull(LimitReached):
+    code = "disk_full"
+    status = 507
+
+
+class PlatformError(SkerryError):
+    code = "internal"
+    status = 500
+
+
+class DaemonUnavailable(PlatformError):
+    code = "daemon_unavailable"
+    status = 503
+    retryable = True
+
+
+class IsolationUnavailable(PlatformError):
+    code = "isolation_unavailable"
+    status = 501
+
+
+class LaunchFailed(PlatformError):
+    code = "launch_failed"
+
+
+class GuestFailed(PlatformError):
+    code = "guest_failed"
+    status = 502
+
+
+class ImageBuildFailed(PlatformError):
+    code = "image_build_failed"
+
+
+def _tree(root: type[SkerryError]) -> dict[str, type[SkerryError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+BY_CODE: dict[str, type[SkerryError]] = {**_tree(SkerryError), "internal": PlatformError}
+
+
+def from_dict(body: dict[str, Any]) -> SkerryError:
+    """Rebuild the error that `to_dict()` described; a code that is not known becomes a PlatformError."""
+    cls = BY_CODE.get(str(body.get("code", "")), PlatformError)
+    detail = body.get("detail")
+    return cls(
+        str(body.get("message") or body.get("title") or "unknown error"),
+        hint=str(body.get("hint") or ""),
+        detail=detail if isinstance(detail, dict) else None,
+    )

@@ -1,0 +1,231 @@
+"""The things that Skerry speaks of, as the SDK returns them and the API carries them."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Self
+
+
+class Outcome(StrEnum):
+    """How an execution ended."""
+
+    COMPLETED = "completed"
+    """Exit code 0."""
+    FAILED = "failed"
+    """Another exit code."""
+    SIGNALED = "signaled"
+    TIMED_OUT = "timed_out"
+    OOM_KILLED = "oom_killed"
+    OUTPUT_LIMIT = "output_limit"
+    """Ended because it wrote too much (only where the caller asked for that; else output is cut and flagged)."""
+    CANCELED = "canceled"
+    INTERNAL = "internal"
+    """The platform's fault: the environment went away under the execution, say."""
+
+
+class State(StrEnum):
+    """Where an environment is in its life."""
+
+    CREATING = "creating"
+    RUNNING = "running"
+    DELETING = "deleting"
+    ENDED = "ended"
+
+
+class _Wire:
+    """A dataclass that travels as JSON. Unknown keys are ignored, so that old clients read new daemons."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> Self:
+        names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        return cls(**{k: v for k, v in raw.items() if k in names})
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage(_Wire):
+    """What the kernel counted. None: this machine cannot tell."""
+
+    cpu_seconds: float | None = None
+    memory_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    pids: int | None = None
+    io_read_bytes: int | None = None
+    io_write_bytes: int | None = None
+    oom_kills: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Enforcement(_Wire):
+    """One limit or protection as it actually is, read back from the kernel."""
+
+    name: str
+    enforced: bool
+    value: str = ""
+    by: str = ""
+    """What enforces it, or why nothing does."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentInfo(_Wire):
+    environment_id: str
+    state: str
+    image: str
+    image_digest: str
+    isolation: str
+    backend: str
+    created_at: float
+    expires_at: float
+    """Unix time at which `lifetime` runs out."""
+    lifetime: float
+    idle: float
+    name: str = ""
+    profile: str = "default"
+    network: str = "none"
+    workspace: str = "disk"
+    limits: dict[str, Any] = field(default_factory=dict)
+    enforced: list[dict[str, Any]] = field(default_factory=list)
+    """Enforcement rows."""
+    ended_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionInfo(_Wire):
+    execution_id: str
+    environment_id: str
+    command: str
+    """As text for people; an argv is quoted."""
+    state: str
+    """`running` or `ended`."""
+    started_at: float
+    pid: int = 0
+    """Inside the environment."""
+    pty: bool = False
+    outcome: str = ""
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionResult(_Wire):
+    """One finished execution. Failing user code is data, not an exception."""
+
+    execution_id: str
+    outcome: Outcome
+    exit_code: int
+    """As a shell reports it: 128+n after signal n, 124 after a timeout, 137 after an OOM kill."""
+    stdout_bytes: bytes
+    stderr_bytes: bytes
+    stdout_size: int
+    """How much was written, before any cut."""
+    stderr_size: int
+    duration_seconds: float
+    usage: Usage
+    message: str = ""
+    """For an outcome that needs words ("killed after 30 s")."""
+
+    @property
+    def stdout(self) -> str:
+        return self.stdout_bytes.decode(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_bytes.decode(errors="replace")
+
+    @property
+    def stdout_truncated(self) -> bool:
+        return self.stdout_size > len(self.stdout_bytes)
+
+    @property
+    def stderr_truncated(self) -> bool:
+        return self.stderr_size > len(self.stderr_bytes)
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome == Outcome.COMPLETED
+
+    def to_dict(self) -> dict[str, Any]:
+        """The wire form: text where the bytes are UTF-8, base64 with `*_encoding` where they are not."""
+        stdout, stdout_encoding = encode_bytes(self.stdout_bytes)
+        stderr, stderr_encoding = encode_bytes(self.stderr_bytes)
+        return {
+            "error": self.exit_code != 0,
+            "stdout": stdout,
+            "stderr": stderr,
+            "exit_code": self.exit_code,
+            "execution_id": self.execution_id,
+            "outcome": str(self.outcome),
+            "stdout_encoding": stdout_encoding,
+            "stderr_encoding": stderr_encoding,
+            "stdout_size": self.stdout_size,
+            "stderr_size": self.stderr_size,
+            "stdout_truncated": self.stdout_truncated,
+            "stderr_truncated": self.stderr_truncated,
+            "duration_seconds": self.duration_seconds,
+            "usage": self.usage.to_dict(),
+            "message": self.message,
+        }
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> Self:
+        return cls(
+            execution_id=raw["execution_id"],
+            outcome=Outcome(raw["outcome"]),
+            exit_code=raw["exit_code"],
+            stdout_bytes=decode_bytes(raw["stdout"], raw.get("stdout_encoding", "utf-8")),
+            stderr_bytes=decode_bytes(raw["stderr"], raw.get("stderr_encoding", "utf-8")),
+            stdout_size=raw["stdout_size"],
+            stderr_size=raw["stderr_size"],
+            duration_seconds=raw["duration_seconds"],
+            usage=Usage.from_dict(raw.get("usage") or {}),
+            message=raw.get("message", ""),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo(_Wire):
+    """One name in an environment. `name` and `path` keep bytes that are not UTF-8 as surrogate escapes."""
+
+    path: str
+    type: str
+    """`file`, `directory`, `symlink`, `fifo`, `socket`, `device`."""
+    size: int
+    mode: int
+    """Permission bits."""
+    modified_at: float
+    uid: int = 0
+    gid: int = 0
+    target: str = ""
+    """Where a symlink points."""
+
+    @property
+    def name(self) -> str:
+        return self.path.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInfo(_Wire):
+    name: str
+    digest: str
+    kind: str
+    """`host` or `rootfs`."""
+    size: int = 0
+    created_at: float = 0.0
+    description: str = ""
+
+
+def encode_bytes(data: bytes) -> tuple[str, str]:
+    """(text, encoding) for JSON: UTF-8 text as itself, anything else as base64."""
+    try:
+        return data.decode(), "utf-8"
+    except UnicodeDecodeError:
+        return base64.b64encode(data).decode(), "base64"
+
+
+def decode_bytes(text: str, encoding: str) -> bytes:
+    return base64.b64decode(text) if encoding == "base64" else text.encode()
