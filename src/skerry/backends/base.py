@@ -1,0 +1,100 @@
+"""The contract of every backend.
+
+A backend starts, stops and inspects *instances* and hands back one byte stream to the guest inside. It knows
+nothing of executions, leases or HTTP: all of that is above it and the same for every backend. Names of host
+resources derive from the environment id alone, so that what a crashed daemon left can be found and removed.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from skerry.images.store import Image
+from skerry.models import Enforcement, Usage
+from skerry.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend gives on this machine. `available` is the result of trying, not of reading versions."""
+
+    isolation: str
+    """`none`, or one of policy.ISOLATIONS."""
+    available: bool
+    reason: str = ""
+    """Why it is not available, and what to do about it."""
+    rootless: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """Everything that a backend needs to start one instance."""
+
+    environment_id: str
+    image: Image
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One started instance, as far as the layers above need to know."""
+
+    environment_id: str
+    workspace: str
+    """`disk` or `memory`: what was really made."""
+    workspace_path: str
+    """Where the workspace is in the instance's own view; `/workspace` wherever there is a root of its own."""
+    enforced: list[Enforcement] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Kernel counters at one instant, cheap enough to take around every execution."""
+
+    cpu_seconds: float | None
+    oom_kills: int
+
+
+class Backend(Protocol):
+    name: str
+
+    def capabilities(self) -> Capabilities: ...
+
+    async def start(self, spec: InstanceSpec) -> Instance:
+        """Start an instance; when this returns the guest accepts connections.
+
+        Raises LaunchFailed (with the failing step), IsolationUnavailable, DiskFull. Leaves nothing on failure.
+        """
+        ...
+
+    async def connect(self, environment_id: str) -> socket.socket:
+        """A fresh non-blocking stream to the guest; it replaces an earlier one. Raises GuestFailed."""
+        ...
+
+    async def stop(self, environment_id: str) -> None:
+        """Kill everything in it and remove every trace. Idempotent; unknown ids are fine. Raises PlatformError."""
+        ...
+
+    async def wait(self, environment_id: str) -> None:
+        """Return when the instance has died, for whatever reason."""
+        ...
+
+    async def list(self) -> list[str]:
+        """Ids of all instances (and leftovers of instances) of this home on this host."""
+        ...
+
+    async def usage(self, environment_id: str) -> Usage:
+        """Kernel counters. Raises EnvironmentNotFound."""
+        ...
+
+    def sample(self, environment_id: str) -> Sample: ...
+
+    def reset_peak(self, environment_id: str) -> None:
+        """Begin a new peak-memory measurement, where the kernel can."""
+        ...
+
+    async def close(self) -> None:
+        """Release what the backend prepared ahead. Instances are left as they are."""
+        ...

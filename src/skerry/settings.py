@@ -1,0 +1,81 @@
+"""Where Skerry keeps its things, and the few environment variables it reads.
+
+`SKERRY_HOME` is the one directory of a daemon: socket, log, images, volumes, records. Two daemons with two
+homes share nothing. Defaults: `/var/lib/skerry` for root, `$XDG_STATE_HOME/skerry` (or
+`~/.local/state/skerry`) for everybody else, and `/tmp/skerry-<uid>` for a user without a writable home.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from skerry.errors import InvalidRequest
+
+SOCKET_PATH_MAX = 107
+
+
+class Home:
+    """The layout of `SKERRY_HOME`. Making one touches nothing; `prepare()` makes the directory."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: str | None = None) -> None:
+        self.path = os.path.abspath(path or os.environ.get("SKERRY_HOME") or _default())
+
+    def prepare(self) -> None:
+        """Make the directory, private to this user. Raises InvalidRequest when it cannot be trusted."""
+        try:
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
+            info = os.lstat(self.path)
+        except OSError as error:
+            raise InvalidRequest(
+                f"cannot make {self.path}: {error.strerror}", hint="set SKERRY_HOME to a directory you own"
+            ) from error
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+            raise InvalidRequest(
+                f"{self.path} is not a directory of this user", hint="set SKERRY_HOME to a directory you own"
+            )
+        if info.st_mode & 0o022:
+            raise InvalidRequest(
+                f"{self.path} can be written by others", hint=f"chmod go-w {self.path}, or set SKERRY_HOME"
+            )
+        if len(os.fsencode(self.path)) + len("/instances/xxxxxxxxxxxx/guest.sock") > SOCKET_PATH_MAX:
+            raise InvalidRequest(
+                f"{self.path} is too long for unix sockets", hint="set SKERRY_HOME to a shorter path"
+            )
+
+    @property
+    def socket(self) -> str:
+        return f"{self.path}/daemon.sock"
+
+    @property
+    def lock(self) -> str:
+        return f"{self.path}/daemon.lock"
+
+    @property
+    def log(self) -> str:
+        return f"{self.path}/daemon.log"
+
+    @property
+    def images(self) -> str:
+        return f"{self.path}/images"
+
+    @property
+    def instances(self) -> str:
+        return f"{self.path}/instances"
+
+    @property
+    def volumes(self) -> str:
+        return f"{self.path}/volumes"
+
+
+def _default() -> str:
+    uid = os.geteuid()
+    if uid == 0:
+        return "/var/lib/skerry"
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    base = state
+    while base not in ("", "/") and not os.path.exists(base):
+        base = os.path.dirname(base)
+    return f"{state}/skerry" if base not in ("", "/") and os.access(base, os.W_OK) else f"/tmp/skerry-{uid}"  # noqa: S108
