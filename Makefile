@@ -1,0 +1,47 @@
+# The front door for every developer task. Nothing needs to be set up by hand before any of these.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON := .venv/bin/python
+SETUP := scripts/setup.sh scripts/build_native.py pyproject.toml hatch_build.py
+
+.PHONY: help run test test-unit check bench native clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+run: .venv/installed native ## set up what is missing, then show an environment at work
+	@$(PYTHON) scripts/demo.py
+
+test: .venv/installed-dev native ## every test, after installing what they need
+	@scripts/setup_test_deps.sh
+	$(PYTHON) -m pytest
+
+test-unit: .venv/installed-dev ## the tests that need nothing but Python
+	$(PYTHON) -m pytest tests/unit
+
+check: .venv/installed-dev ## style, types, import rules, generated code, C warnings
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	.venv/bin/lint-imports
+	$(PYTHON) scripts/generate_sync.py --check
+	$(PYTHON) scripts/build_native.py --check
+
+bench: .venv/installed native ## measure beside bubblewrap, runc and Docker, in one run
+	@$(PYTHON) -m benchmarks
+
+native: .venv/installed ## compile the native program, if its sources changed
+	@$(PYTHON) scripts/build_native.py
+
+clean: ## remove everything that the other targets made
+	rm -rf .venv .cache build dist src/skerry/_native .mypy_cache .ruff_cache .pytest_cache \
+	    .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/installed: $(SETUP)
+	@scripts/setup.sh
+	@touch $@
+
+.venv/installed-dev: $(SETUP)
+	@scripts/setup.sh dev
+	@touch .venv/installed $@
