@@ -13,7 +13,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "scripts"))
-import build_native  # noqa: E402
+import build_native
 
 
 class NativeHook(BuildHookInterface):  # type: ignore[type-arg]

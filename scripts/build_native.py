@@ -28,14 +28,27 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "native"
 OUTPUT = ROOT / "src" / "skerry" / "_native" / "skerry-guest"
 
-CODE = (
-    "-std=gnu11 -Os -fno-plt -ffunction-sections -fdata-sections -fstack-protector-strong"
-    " -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2"
-).split()
-WARNINGS = (
-    "-Wall -Wextra -Wshadow -Wconversion -Wformat=2 -Wvla -Wstrict-prototypes -Wmissing-prototypes"
-).split()
-LINK = "-s -Wl,--gc-sections,-z,noexecstack,-z,relro,-z,now".split()
+CODE = [
+    "-std=gnu11",
+    "-Os",
+    "-fno-plt",
+    "-ffunction-sections",
+    "-fdata-sections",
+    "-fstack-protector-strong",
+    "-U_FORTIFY_SOURCE",
+    "-D_FORTIFY_SOURCE=2",
+]
+WARNINGS = [
+    "-Wall",
+    "-Wextra",
+    "-Wshadow",
+    "-Wconversion",
+    "-Wformat=2",
+    "-Wvla",
+    "-Wstrict-prototypes",
+    "-Wmissing-prototypes",
+]
+LINK = ["-s", "-Wl,--gc-sections,-z,noexecstack,-z,relro,-z,now"]
 
 ELF64_LITTLE = b"\x7fELF\x02\x01"
 PT_INTERP = 3
@@ -52,13 +65,15 @@ class Toolchain:
     name: str
     command: tuple[str, ...]
     before: tuple[str, ...]
-    """What goes before the sources: how to link statically, and start files where the wrapper picks wrong ones."""
+    """What goes before the sources: how to link statically, and our choice of start files."""
     after: tuple[str, ...] = ()
 
     def compile(self, sources: list[Path], output: Path, *extra: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*self.command, *CODE, *extra, *self.before, *map(str, sources), *self.after, *LINK]
-            + ["-o", str(output)],
+            [
+                *(*self.command, *CODE, *extra, *self.before),
+                *(*map(str, sources), *self.after, *LINK, "-o", str(output)),
+            ],
             capture_output=True,
             text=True,
         )
@@ -190,9 +205,7 @@ def check() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build Skerry's native program.")
-    parser.add_argument(
-        "--check", action="store_true", help="compile with all compilers, warnings are errors"
-    )
+    parser.add_argument("--check", action="store_true", help="only compile, warnings are errors")
     parser.add_argument("--requires", action="store_true", help="print what a build needs from PyPI")
     arguments = parser.parse_args()
     try:
