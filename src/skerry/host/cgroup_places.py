@@ -46,6 +46,16 @@ class Places:
     def refuse(self, why: str, controllers: Iterable[str] = CONTROLLERS) -> None:
         self.missing |= dict.fromkeys(controllers, why)
 
+    def reason(self) -> str:
+        """What is missing, why, and what to do, for people; empty if nothing is."""
+        by_why: dict[str, list[str]] = {}
+        for controller, why in self.missing.items():
+            by_why.setdefault(why, []).append(controller)
+        return "; ".join(
+            why if len(names) == len(CONTROLLERS) else f"{', '.join(names)}: {why}"
+            for why, names in by_why.items()
+        )
+
 
 def find_places(parent: str, proc: str) -> Places:
     """Make the cgroup `parent` where it is needed and allowed. Raises nothing for what the machine lacks."""
@@ -84,7 +94,7 @@ class _Hierarchy:
             return "no delegation: cgroups are mounted read-only; mount them writable in this container"
         if self.unified:
             return f"no delegation: uid {os.geteuid()} may not write {self.own}; {FIX}"
-        return f"no delegation: uid {os.geteuid()} may not write in cgroup v1; run the daemon as root, or use v2"
+        return f"no delegation: uid {os.geteuid()} may not write cgroup v1; run the daemon as root, or use v2"
 
 
 def _hierarchies(proc: str) -> Iterator[_Hierarchy]:

@@ -266,9 +266,7 @@ class CgroupManager:
         self._parents = list(dict.fromkeys([*places.controllers.values(), *unified]))
         modes = {(False, False): "none", (False, True): "v2", (True, False): "v1", (True, True): "hybrid"}
         self.mode = modes[len(self._parents) > len(unified), bool(unified)]
-        self.reason = "; ".join(f"{controller}: {why}" for controller, why in places.missing.items())
-        if len({*places.missing.values()}) == 1:
-            self.reason = next(iter(places.missing.values()))
+        self.reason = places.reason()
 
     @classmethod
     def detect(cls, parent: str = "skerry", proc: str = "/proc/self") -> CgroupManager:
