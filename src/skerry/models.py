@@ -209,6 +209,17 @@ class FileInfo(_Wire):
 
 
 @dataclass(frozen=True, slots=True)
+class FileEvent(_Wire):
+    """One change that a watch saw."""
+
+    kind: str
+    """`created`, `modified`, `deleted`, `moved_from`, `moved_to`, `attributes`; `overflow`: some were lost."""
+    path: str
+    cookie: int = 0
+    """The same for the two ends of one move."""
+
+
+@dataclass(frozen=True, slots=True)
 class ImageInfo(_Wire):
     name: str
     digest: str
