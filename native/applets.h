@@ -6,12 +6,13 @@
 #include <stdint.h>
 #include <sys/stat.h>
 
-/* Exit statuses. Every error is a line "errno=N text: what" on stderr, with odd bytes escaped. */
+/* Exit statuses. Every error is a line "errno=N text: what" on stderr, with odd bytes escaped. Entries that
+ * are left out get a line each (the first hundred); an error that ends the applet is in its last line. */
 enum {
     SK_APPLET_OK = 0,
-    SK_APPLET_PARTIAL = 1, /* some entries were left out, a line for each */
+    SK_APPLET_PARTIAL = 1, /* some entries were left out */
     SK_APPLET_BAD = 2,     /* the arguments or the archive make no sense */
-    SK_APPLET_FAILED = 3,  /* the operation stopped at the error of the first line */
+    SK_APPLET_FAILED = 3,  /* the operation could not begin, or not go on */
 };
 
 /* Runs an applet in a process of its own, on stdin, stdout and stderr; it may _exit instead of returning.
