@@ -1,0 +1,148 @@
+"""Skerry: isolated environments for code that you did not write.
+
+    import skerry
+
+    with skerry.Environment(memory="512m", cpus=1, lifetime=600) as env:
+        env.execute("cd src && export A=1")
+        print(env.execute("pwd; echo $A").stdout)
+
+Importing this costs nothing; each name below loads what it needs when it is first used.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from skerry.client.aio.client import AsyncClient
+    from skerry.client.aio.environment import AsyncEnvironment
+    from skerry.client.aio.files import AsyncFiles, AsyncWatch
+    from skerry.client.aio.process import AsyncProcess
+    from skerry.client.sync.client import Client
+    from skerry.client.sync.environment import Environment
+    from skerry.client.sync.files import Files, Watch
+    from skerry.client.sync.process import Process
+    from skerry.errors import (
+        Busy,
+        Conflict,
+        DaemonUnavailable,
+        Denied,
+        DiskFull,
+        EnvironmentEnded,
+        EnvironmentNotFound,
+        ExecutionNotFound,
+        FileConflict,
+        FileDenied,
+        FileMissing,
+        GuestFailed,
+        ImageBuildFailed,
+        ImageNotFound,
+        InvalidRequest,
+        IsolationUnavailable,
+        LaunchFailed,
+        LimitReached,
+        NotFound,
+        PathOutside,
+        PlatformError,
+        SkerryError,
+        Unauthorized,
+    )
+    from skerry.models import (
+        Enforcement,
+        EnvironmentInfo,
+        ExecutionInfo,
+        ExecutionResult,
+        FileEvent,
+        FileInfo,
+        ImageInfo,
+        Outcome,
+        State,
+        Usage,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncClient",
+    "AsyncEnvironment",
+    "AsyncFiles",
+    "AsyncProcess",
+    "AsyncWatch",
+    "Busy",
+    "Client",
+    "Conflict",
+    "DaemonUnavailable",
+    "Denied",
+    "DiskFull",
+    "Enforcement",
+    "Environment",
+    "EnvironmentEnded",
+    "EnvironmentInfo",
+    "EnvironmentNotFound",
+    "ExecutionInfo",
+    "ExecutionNotFound",
+    "ExecutionResult",
+    "FileConflict",
+    "FileDenied",
+    "FileEvent",
+    "FileInfo",
+    "FileMissing",
+    "Files",
+    "GuestFailed",
+    "ImageBuildFailed",
+    "ImageInfo",
+    "ImageNotFound",
+    "InvalidRequest",
+    "IsolationUnavailable",
+    "LaunchFailed",
+    "LimitReached",
+    "NotFound",
+    "Outcome",
+    "PathOutside",
+    "PlatformError",
+    "Process",
+    "SkerryError",
+    "State",
+    "Unauthorized",
+    "Usage",
+    "Watch",
+    "__version__",
+]
+
+_CLIENT = {
+    "Client": "client",
+    "Environment": "environment",
+    "Files": "files",
+    "Process": "process",
+    "Watch": "files",
+}
+_MODELS = {
+    "Enforcement",
+    "EnvironmentInfo",
+    "ExecutionInfo",
+    "ExecutionResult",
+    "FileEvent",
+    "FileInfo",
+    "ImageInfo",
+    "Outcome",
+    "State",
+    "Usage",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'skerry' has no attribute {name!r}")
+    if name.removeprefix("Async") in _CLIENT:
+        world = "aio" if name.startswith("Async") else "sync"
+        module = f"skerry.client.{world}.{_CLIENT[name.removeprefix('Async')]}"
+    else:
+        module = "skerry.models" if name in _MODELS else "skerry.errors"
+    from importlib import import_module
+
+    value: object = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,237 @@
+"""One environment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from skerry.client.aio.client import AsyncClient
+from skerry.client.aio.files import AsyncFiles
+from skerry.client.aio.process import AsyncProcess
+from skerry.client.http1 import quote
+from skerry.errors import InvalidRequest, NotFound
+from skerry.models import EnvironmentInfo, ExecutionInfo, ExecutionResult, Usage, encode_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Self
+
+
+class AsyncEnvironment:
+    """An isolated place to run code in.
+
+    Entering a `with` block or calling `create()` makes it; leaving the block or calling `delete()` ends it
+    and everything in it. What is not given is left to the daemon's defaults. Sizes are bytes or strings like
+    "512m"; `lifetime` and `idle` are seconds; `env` are variables for everything that runs inside.
+
+    `create()` raises InvalidRequest, ImageNotFound, IsolationUnavailable, LimitReached, LaunchFailed; every
+    method raises DaemonUnavailable, and EnvironmentNotFound or EnvironmentEnded once it is gone.
+    """
+
+    def __init__(
+        self,
+        image: str = "host",
+        *,
+        memory: str | int | None = None,
+        cpus: float | None = None,
+        pids: int | None = None,
+        fds: int | None = None,
+        disk: str | int | None = None,
+        inodes: int | None = None,
+        lifetime: float | None = None,
+        idle: float | None = None,
+        isolation: str | None = None,
+        profile: str | None = None,
+        network: str | None = None,
+        workspace: str | None = None,
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+        client: AsyncClient | None = None,
+    ) -> None:
+        wanted = {
+            "image": image,
+            "memory": memory,
+            "cpus": cpus,
+            "pids": pids,
+            "fds": fds,
+            "disk": disk,
+            "inodes": inodes,
+            "lifetime": lifetime,
+            "idle": idle,
+            "isolation": isolation,
+            "profile": profile,
+            "network": network,
+            "workspace": workspace,
+            "name": name,
+            "env": dict(env) if env else None,
+        }
+        self._wanted = {key: value for key, value in wanted.items() if value is not None}
+        self._client = client or AsyncClient()
+        self._owns_client = client is None
+        self._id = ""
+        self._created = False
+
+    @classmethod
+    async def get(cls, ref: str, client: AsyncClient | None = None) -> Self:
+        """The existing environment with this id, unique beginning of an id, or name.
+
+        Leaving a `with` block on it does not delete it. Raises EnvironmentNotFound.
+        """
+        if not ref:
+            raise InvalidRequest("an environment needs an id or a name")
+        env = cls(client=client)
+        env._id = (await env._client.transport.call("GET", f"/environments/{quote(ref)}"))["environment_id"]
+        return env
+
+    async def create(self) -> Self:
+        """Make it. Returns itself. Raises InvalidRequest when it has been made already."""
+        if self._id:
+            raise InvalidRequest(f"environment {self._id} has been created already")
+        answer = await self._client.transport.call("POST", "/environments", json=self._wanted)
+        self._id = answer["environment_id"]
+        self._created = True
+        return self
+
+    async def delete(self) -> None:
+        """End it, with everything in it. Deleting one that is gone is fine."""
+        try:
+            await self._client.transport.call("DELETE", self._path)
+        except NotFound:
+            pass
+        finally:
+            self._close()
+
+    async def __aenter__(self) -> Self:
+        return self if self._id else await self.create()
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._created:
+            await self.delete()
+        self._close()
+
+    def _close(self) -> None:
+        if self._owns_client:
+            self._client.close()
+
+    @property
+    def id(self) -> str:
+        """Raises InvalidRequest before `create()`."""
+        if not self._id:
+            raise InvalidRequest("the environment has not been created", hint="use `with`, or call create()")
+        return self._id
+
+    @property
+    def _path(self) -> str:
+        return f"/environments/{quote(self.id)}"
+
+    @property
+    def files(self) -> AsyncFiles:
+        """Its files. Relative paths begin at the workspace."""
+        return AsyncFiles(self._client.transport, self._path)
+
+    async def info(self) -> EnvironmentInfo:
+        """What it is, and which limits the kernel really enforces."""
+        return EnvironmentInfo.from_dict(await self._client.transport.call("GET", self._path))
+
+    async def usage(self) -> Usage:
+        return Usage.from_dict(await self._client.transport.call("GET", f"{self._path}/usage"))
+
+    async def heartbeat(self, lifetime: float | None = None) -> float:
+        """Say that it is still wanted; `lifetime` counts from now. Returns the Unix time at which it ends."""
+        answer = await self._client.transport.call(
+            "POST", f"{self._path}/heartbeat", json={"lifetime": lifetime}
+        )
+        return float(answer["expires_at"])
+
+    async def execute(
+        self,
+        command: str,
+        *,
+        shell: str = "main",
+        timeout: float | None = None,
+        stdin: str | bytes | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        output_limit: int | None = None,
+        user: str | None = None,
+    ) -> ExecutionResult:
+        """Run a command in a shell whose state (directory, variables, functions) stays for the next call.
+
+        Shells are told apart by name. A command that fails, hangs or is killed is a result, not an exception.
+        Output beyond `output_limit` bytes a stream is cut and flagged. Giving up on the call kills it.
+        """
+        return await self._execute(
+            {"command": command, "shell": shell}, timeout, stdin, cwd, env, output_limit, user
+        )
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float | None = None,
+        stdin: str | bytes | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        output_limit: int | None = None,
+        user: str | None = None,
+    ) -> ExecutionResult:
+        """Run a program with these arguments: no shell, no state. Otherwise as `execute`."""
+        return await self._execute({"argv": list(argv)}, timeout, stdin, cwd, env, output_limit, user)
+
+    async def _execute(
+        self,
+        request: dict[str, Any],
+        timeout: float | None,
+        stdin: str | bytes | None,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        output_limit: int | None,
+        user: str | None,
+    ) -> ExecutionResult:
+        if stdin is not None:
+            data = stdin.encode(errors="surrogateescape") if isinstance(stdin, str) else bytes(stdin)
+            request["stdin"], request["stdin_encoding"] = encode_bytes(data)
+        request |= _given(timeout=timeout, cwd=cwd, env=env, output_limit=output_limit, user=user)
+        answer = await self._client.transport.call("POST", f"{self._path}/execute", json=request)
+        return ExecutionResult.from_dict(answer)
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        pty: tuple[int, int] | bool = False,
+        stdin: bool = False,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> AsyncProcess:
+        """Start a program that runs beside everything else: text for `sh -c`, or a list of arguments.
+
+        `pty` gives it a terminal, of these (rows, columns) or of 24 by 80; `stdin` lets `write()` reach it.
+        It is killed at the end of the `with` block, and when this process goes away.
+        """
+        request: dict[str, Any] = (
+            {"command": command} if isinstance(command, str) else {"argv": list(command)}
+        )
+        if pty:
+            rows, cols = pty if isinstance(pty, tuple) else (24, 80)
+            request["pty"] = {"rows": rows, "cols": cols}
+        request |= _given(stdin=stdin, timeout=timeout, cwd=cwd, env=env, user=user)
+        return await AsyncProcess.open(self._client.transport, self._path, request)
+
+    async def attach(self, execution_id: str) -> AsyncProcess:
+        """A process that runs already: its recent output again, then what comes.
+
+        Leaving a `with` block on it lets it run. Raises ExecutionNotFound.
+        """
+        return await AsyncProcess.open(self._client.transport, self._path, {"execution_id": execution_id})
+
+    async def executions(self) -> list[ExecutionInfo]:
+        answer = await self._client.transport.call("GET", f"{self._path}/executions")
+        return [ExecutionInfo.from_dict(raw) for raw in answer["executions"]]
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {
+        name: dict(value) if name == "env" else value for name, value in values.items() if value is not None
+    }

@@ -1,0 +1,166 @@
+"""One program that runs in an environment, live."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from skerry.client.http1 import Malformed
+from skerry.errors import DaemonUnavailable, SkerryError, from_dict
+from skerry.models import ExecutionInfo, ExecutionResult
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from skerry.client.aio.transport import AsyncTransport
+    from skerry.client.aio.websocket import AsyncWebSocket
+
+KEPT_MAX = 1 << 20
+_STREAMS = {1: "stdout", 2: "stderr"}
+
+
+class AsyncProcess:
+    """A running program. Iterate over it for its output as it comes: ("stdout" or "stderr", bytes).
+
+    Nothing is buffered: a program whose output nobody reads stops at some point until somebody does. With a
+    terminal everything is "stdout". One task reads; any may write, signal and kill. Every method raises
+    DaemonUnavailable when the connection to the daemon breaks.
+    """
+
+    def __init__(self, socket: AsyncWebSocket, info: ExecutionInfo, started_here: bool) -> None:
+        self._socket = socket
+        self._info = info
+        self._started_here = started_here
+        self._ended: dict[str, Any] | None = None
+        self._kept = {1: bytearray(), 2: bytearray()}
+
+    @classmethod
+    async def open(cls, transport: AsyncTransport, path: str, request: dict[str, Any]) -> Self:
+        """Start or attach to an execution; `request` is the first message of the attach protocol."""
+        socket = await transport.websocket(f"{path}/attach")
+        try:
+            await socket.send(json.dumps(request))
+            event = _event(await socket.receive())
+            if event.get("event") != "started":
+                raise Malformed(f"the daemon began with {str(event)[:80]!r}")
+            return cls(socket, ExecutionInfo.from_dict(event["execution"]), "execution_id" not in request)
+        except BaseException:
+            socket.close()
+            raise
+
+    @property
+    def id(self) -> str:
+        return self._info.execution_id
+
+    @property
+    def pid(self) -> int:
+        """Its process id inside the environment."""
+        return self._info.pid
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[str, bytes]:
+        got = await self._next(None)
+        if got is None:
+            raise StopAsyncIteration
+        return _STREAMS[got[0]], got[1]
+
+    async def _next(self, timeout: float | None) -> tuple[int, bytes] | None:
+        """(stream, data), or None when it has ended."""
+        while self._ended is None:
+            message = await self._socket.receive(timeout)
+            if isinstance(message, bytes):
+                if message[:1] not in (b"\x01", b"\x02"):
+                    raise Malformed("the daemon sent output of an unknown stream")
+                return message[0], message[1:]
+            event = _event(message)
+            if event.get("event") == "ended":
+                self._ended = event["result"]
+                self._socket.close()
+        return None
+
+    async def wait(self, timeout: float | None = None) -> ExecutionResult:
+        """Wait for its end. Raises TimeoutError when it still runs after `timeout` seconds.
+
+        The result's output is what `wait` itself read: what came after the last iteration over the process,
+        and of that at most 1 MiB a stream.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            got = await self._next(left)
+            if got is None:
+                break
+            kept = self._kept[got[0]]
+            kept += got[1][: KEPT_MAX - len(kept)]
+        assert self._ended is not None
+        stdout, stderr = bytes(self._kept[1]), bytes(self._kept[2])
+        result = ExecutionResult.from_dict({**self._ended, "stdout": "", "stderr": ""})
+        return _with_output(result, stdout, stderr)
+
+    async def write(self, data: bytes | str) -> None:
+        """To its stdin. Waits while the program does not read; so read its output meanwhile, elsewhere."""
+        raw = data.encode(errors="surrogateescape") if isinstance(data, str) else bytes(data)
+        for at in range(0, len(raw), 64 << 10):
+            await self._send(b"\x00" + raw[at : at + (64 << 10)])
+
+    async def close_stdin(self) -> None:
+        await self._send(b"\x00")
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the program alone."""
+        await self._send(json.dumps({"signal": int(number)}))
+
+    async def resize(self, rows: int, cols: int) -> None:
+        await self._send(json.dumps({"resize": [rows, cols]}))
+
+    async def kill(self) -> None:
+        """Kill it with everything it started; `wait()` tells when that has happened."""
+        await self._send(json.dumps({"kill": True}))
+
+    async def _send(self, message: str | bytes) -> None:
+        """What is meant for a program that has ended goes nowhere, silently, as with a signal to a zombie."""
+        if self._ended is not None:
+            return
+        await self._socket.send(message)
+
+    async def close(self) -> None:
+        """Kill it, if it was started here and still runs, and wait until it is gone; else let it be."""
+        try:
+            if self._started_here and self._ended is None and not self._socket.closed:
+                await self.kill()
+                while await self._next(None) is not None:
+                    pass
+        except SkerryError:
+            pass  # ended while we were at it, or the daemon is gone, and the program with it
+        finally:
+            self._socket.close()
+
+
+def _event(message: str | bytes | None) -> dict[str, Any]:
+    """A text message of the attach protocol. Raises the error that it carries."""
+    if message is None:
+        raise DaemonUnavailable("the daemon closed the connection")
+    try:
+        event = json.loads(message)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict):
+        raise Malformed(f"the daemon sent a message that makes no sense: {message[:80]!r}")
+    if event.get("event") == "error":
+        raise from_dict(event["error"])
+    return event
+
+
+def _with_output(result: ExecutionResult, stdout: bytes, stderr: bytes) -> ExecutionResult:
+    from dataclasses import replace
+
+    return replace(result, stdout_bytes=stdout, stderr_bytes=stderr)

@@ -1,0 +1,190 @@
+"""Finding the daemon, and starting it when there is none.
+
+However many clients come at once, one daemon starts: they take turns on a lock file, and whoever gets it
+looks for the socket again before starting anything. The daemon says on a pipe when it is ready, or why it
+is not.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+
+from skerry.errors import DaemonUnavailable, Denied, from_dict
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from skerry.settings import Home
+
+START_SECONDS = 30.0
+_LOG_TAIL = 2048
+_LOST = (FileNotFoundError, ConnectionRefusedError)
+
+# Starts the daemon as a grandchild, so that it is nobody's zombie when it ends before its client does.
+_DETACH = "import os, sys\nif os.fork() == 0: os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def connect(home: Home, *, start: bool = True) -> socket.socket:
+    """A blocking connection to the daemon of this home; `start` starts one when there is none.
+
+    Raises DaemonUnavailable, Denied when the socket belongs to somebody else, and whatever kept the daemon
+    from starting.
+    """
+    try:
+        return _connect(home)
+    except _LOST as error:
+        if not start:
+            raise DaemonUnavailable(f"no daemon is running for {home.path}") from error
+    _start(home)
+    try:
+        return _connect(home)
+    except _LOST as error:
+        raise DaemonUnavailable("the daemon ended as soon as it had started", hint=_hint(home)) from error
+
+
+def _connect(home: Home) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        try:
+            sock.connect(home.socket)
+        except PermissionError as error:
+            raise Denied(
+                f"{home.socket} belongs to another user", hint="set SKERRY_HOME to your own"
+            ) from error
+        except OSError as error:
+            if isinstance(error, _LOST):
+                raise
+            raise DaemonUnavailable(f"cannot connect to {home.socket}: {error.strerror or error}") from error
+        # In a shared directory somebody else could have put a socket there and be waiting for what we send.
+        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid not in (os.geteuid(), 0):
+            raise Denied(f"the daemon at {home.socket} runs as uid {uid}, not as you", hint="set SKERRY_HOME")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _start(home: Home) -> None:
+    """Start the daemon unless another client has meanwhile. Returns when it accepts connections."""
+    home.prepare()
+    deadline = time.monotonic() + START_SECONDS
+    try:
+        lock = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise DaemonUnavailable(f"cannot open {home.lock}: {error.strerror}") from error
+    try:
+        _take(lock, deadline, home)
+        try:
+            _connect(home).close()
+        except _LOST:
+            _spawn(home, deadline)
+    finally:
+        os.close(lock)
+
+
+def _take(lock: int, deadline: float, home: Home) -> None:
+    import fcntl
+
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise DaemonUnavailable(
+                    f"another client has been starting the daemon for {START_SECONDS:.0f} s", hint=_hint(home)
+                ) from None
+            time.sleep(0.02)
+
+
+def _spawn(home: Home, deadline: float) -> None:
+    import subprocess
+    import sys
+
+    log = os.open(home.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    ready, tell = os.pipe()
+    try:
+        logged = os.fstat(log).st_size
+        try:
+            subprocess.run(
+                [
+                    sys.executable,
+                    "-ISc",
+                    _DETACH,
+                    sys.executable,
+                    "-m",
+                    "skerry.daemon",
+                    "--ready-fd",
+                    str(tell),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(tell,),
+                cwd="/",
+                env=_environment(home),
+                start_new_session=True,
+                check=True,
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise DaemonUnavailable(f"cannot start the daemon: {error}", hint=_hint(home)) from error
+        finally:
+            os.close(tell)
+        word = _read_line(ready, deadline)
+    finally:
+        os.close(ready)
+        os.close(log)
+    if word != b"ready\n":
+        raise _failure(home, word, logged)
+
+
+def _environment(home: Home) -> dict[str, str]:
+    env = {**os.environ, "SKERRY_HOME": home.path}
+    if path := env.get("PYTHONPATH"):  # entries may be relative, and the daemon starts in /
+        env["PYTHONPATH"] = os.pathsep.join(
+            os.path.abspath(entry) for entry in path.split(os.pathsep) if entry
+        )
+    return env
+
+
+def _read_line(fd: int, deadline: float) -> bytes:
+    """What came up to the end of the line, or less when the writer died or time ran out."""
+    import select
+
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    line = b""
+    while not line.endswith(b"\n"):
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            break
+        data = os.read(fd, 65536)
+        if not data:
+            break
+        line += data
+    return line
+
+
+def _failure(home: Home, word: bytes, logged: int) -> Exception:
+    """The error for a daemon that did not come up: its own words, or the end of its log."""
+    if word.startswith(b"{"):
+        import json
+
+        try:
+            return from_dict(json.loads(word))
+        except ValueError:
+            pass
+    with open(home.log, "rb") as log:
+        size = os.fstat(log.fileno()).st_size
+        log.seek(max(logged, size - _LOG_TAIL))
+        tail = log.read(_LOG_TAIL).decode(errors="replace").strip()
+    return DaemonUnavailable(
+        "the daemon did not start" + (f":\n{tail}" if tail else ""),
+        hint=_hint(home),
+        detail={"log": home.log},
+    )
+
+
+def _hint(home: Home) -> str:
+    return f"run `skerry serve` to watch it start, or `skerry doctor`; its log is {home.log}"

@@ -1,0 +1,1 @@
+"""The synchronous client. Generated from `skerry.client.aio`, except `stream.py`."""

@@ -1,0 +1,109 @@
+# Generated from aio/client.py by scripts/generate_sync.py. Change that file, not this one.
+"""The daemon as a whole: its environments and its images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from skerry.client.archive import read_file
+from skerry.client.http1 import quote
+from skerry.client.sync.stream import blocking_iterator
+from skerry.client.sync.transport import Transport
+from skerry.errors import DaemonUnavailable, PlatformError, from_dict
+from skerry.models import EnvironmentInfo, ImageInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from os import PathLike
+    from typing import Self
+
+    from skerry.client.sync.transport import Response
+
+    Progress = Callable[[str, float], object]
+
+
+class Client:
+    """The daemon of one home (`SKERRY_HOME`, unless `home` names another). It is started when it is needed.
+
+    Every method raises a SkerryError. Making a client does nothing yet; `close()` (or leaving a `with` block)
+    closes its connections.
+    """
+
+    def __init__(self, home: str | None = None) -> None:
+        self.transport = Transport(home)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def version(self) -> dict[str, Any]:
+        """`version`, `api`, `pid`, `home` and the number of `environments` of the daemon."""
+        answer: dict[str, Any] = self.transport.call("GET", "/version")
+        return answer
+
+    def stop(self, force: bool = False) -> bool:
+        """Stop the daemon. False: none was running.
+
+        Raises Conflict while environments live, unless `force`, which deletes them first.
+        """
+        try:
+            self.transport.call("POST", "/stop", json={"force": force}, start=False)
+        except DaemonUnavailable:
+            return False
+        return True
+
+    def environments(self, ended: bool = False) -> list[EnvironmentInfo]:
+        """The running environments, and with `ended` those that ended in the last day."""
+        answer = self.transport.call("GET", "/environments", query={"all": ended or None})
+        return [EnvironmentInfo.from_dict(raw) for raw in answer["environments"]]
+
+    def images(self) -> list[ImageInfo]:
+        """The images that environments can be made from now."""
+        answer = self.transport.call("GET", "/images")
+        return [ImageInfo.from_dict(raw) for raw in answer["images"]]
+
+    def image(self, ref: str) -> ImageInfo:
+        """Raises ImageNotFound."""
+        return ImageInfo.from_dict(self.transport.call("GET", f"/images/{quote(ref)}"))
+
+    def remove_image(self, ref: str) -> None:
+        """Raises ImageNotFound, and Conflict while an environment uses it."""
+        self.transport.call("DELETE", f"/images/{quote(ref)}")
+
+    def build_image(self, name: str, progress: Progress | None = None) -> ImageInfo:
+        """Build an image from its definition. `progress` is called with each step and the fraction done.
+
+        Raises ImageNotFound without such a definition, ImageBuildFailed.
+        """
+        return _built(self.transport.send("POST", "/images/build", json={"name": name}), progress)
+
+    def import_image(
+        self, path: str | PathLike[str], name: str, progress: Progress | None = None
+    ) -> ImageInfo:
+        """Make an image from a local archive: a root filesystem tar, an OCI layout, a `docker save`.
+
+        Raises OSError when it cannot be read, InvalidRequest, ImageBuildFailed.
+        """
+        body = blocking_iterator(read_file(path))
+        return _built(
+            self.transport.send("POST", "/images/import", query={"name": name}, body=body), progress
+        )
+
+
+def _built(response: Response, progress: Progress | None) -> ImageInfo:
+    try:
+        for line in response.lines():
+            if "error" in line:
+                raise from_dict(line["error"])
+            if "image" in line:
+                return ImageInfo.from_dict(line["image"])
+            if progress is not None:
+                progress(line["step"], line["fraction"])
+    finally:
+        response.close()
+    raise PlatformError("the daemon stopped without saying how the image ended")

@@ -1,0 +1,292 @@
+# Generated from aio/transport.py by scripts/generate_sync.py. Change that file, not this one.
+"""Requests, responses and WebSockets over connections that are kept for the next request."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+
+from skerry.client import frames, http1
+from skerry.client.http1 import Malformed
+from skerry.client.sync.stream import Stream
+from skerry.client.sync.websocket import WebSocket
+from skerry.errors import DaemonUnavailable, PlatformError, from_dict
+from skerry.settings import Home
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, Self
+
+    from skerry.client.http1 import Query
+
+IDLE_MAX = 8
+LINE_MAX = 16 << 20
+_REPEATABLE = ("GET", "PUT", "DELETE")
+
+
+class Transport:
+    """The way to the daemon of one home. Nothing is opened before the first request.
+
+    Every request raises the SkerryError that the daemon answered with, DaemonUnavailable when there is none
+    and none can be started, and PlatformError for an answer that makes no sense.
+    """
+
+    __slots__ = ("_idle", "_pid", "home")
+
+    def __init__(self, home: str | None = None) -> None:
+        self.home = Home(home)
+        self._idle: list[Stream] = []
+        self._pid = os.getpid()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        json: Any = None,
+        body: bytes | Iterator[bytes] | None = None,
+        start: bool = True,
+    ) -> Any:
+        """Send a request and return the JSON of its response."""
+        response = self.send(method, path, query=query, json=json, body=body, start=start)
+        content = response.read()
+        try:
+            return json_module.loads(content)
+        except ValueError as error:
+            raise Malformed(
+                f"the daemon's answer to {method} {path} is not JSON: {content[:80]!r}"
+            ) from error
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        json: Any = None,
+        body: bytes | Iterator[bytes] | None = None,
+        start: bool = True,
+    ) -> Response:
+        """Send a request and return its response as soon as the head is there, the body still to be read.
+
+        `start=False`: do not start a daemon when none runs.
+        """
+        headers = [("accept", "*/*")]
+        if json is not None:
+            body = json_module.dumps(json).encode()
+            headers.append(("content-type", "application/json"))
+        elif body is not None:
+            headers.append(("content-type", "application/octet-stream"))
+        chunked = body is not None and not isinstance(body, bytes)
+        if chunked:
+            headers.append(("transfer-encoding", "chunked"))
+        elif body is not None or method not in ("GET", "DELETE"):
+            headers.append(("content-length", str(len(body) if isinstance(body, bytes) else 0)))
+        head = http1.request_head(method, http1.target(path, query), headers)
+        first = head + body if isinstance(body, bytes) else head
+        rest = None if body is None or isinstance(body, bytes) else body
+        response = self._exchange(method, first, rest, start)
+        if response.status >= 400:
+            raise _failure(response)
+        return response
+
+    def websocket(self, path: str) -> WebSocket:
+        """Open a WebSocket."""
+        head = http1.request_head("GET", path, frames.HANDSHAKE)
+        response = self._exchange("GET", head, None, True)
+        if response.status >= 400:
+            raise _failure(response)
+        if response.status != 101 or response.headers.get("sec-websocket-accept") != frames.ACCEPT:
+            response.close()
+            raise Malformed(f"the daemon did not open a WebSocket for {path}")
+        return WebSocket(*response.detach())
+
+    def close(self) -> None:
+        """Close the connections that are kept. The transport can still be used."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _exchange(self, method: str, head: bytes, body: Iterator[bytes] | None, start: bool) -> Response:
+        stream = self._reuse()
+        if stream is not None:
+            response = Response(self, stream, method)
+            written = stream.written
+            try:
+                return response.exchange(head, body)
+            except _Closed as closed:
+                nothing_sent = stream.written == written
+                repeatable = method in _REPEATABLE and body is None and not closed.answered
+                if not nothing_sent and not repeatable:
+                    raise
+        return Response(self, Stream.open(self.home, start), method).exchange(head, body)
+
+    def _reuse(self) -> Stream | None:
+        """A kept connection that still works. A process that was forked off does not touch its parent's."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self.close()
+        while True:
+            try:
+                stream = self._idle.pop()
+            except IndexError:
+                return None
+            if not stream.stale():
+                return stream
+            stream.close()
+
+    def keep(self, stream: Stream) -> None:
+        """Take back a connection whose response has been read."""
+        if len(self._idle) < IDLE_MAX:
+            self._idle.append(stream)
+        else:
+            stream.close()
+
+
+class _Closed(DaemonUnavailable):
+    """The connection broke before the head of the response. `answered`: a part of it was there."""
+
+    answered = False
+
+
+class Response:
+    """A response. Read it, iterate over it or close it; then its connection is free again."""
+
+    __slots__ = ("_parser", "_pending", "_stream", "_transport")
+
+    def __init__(self, transport: Transport, stream: Stream, method: str) -> None:
+        self._transport = transport
+        self._stream: Stream | None = stream
+        self._parser = http1.ResponseParser(method)
+        self._pending = b""
+
+    @property
+    def status(self) -> int:
+        return self._parser.status
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Names in lower case."""
+        return self._parser.headers
+
+    def exchange(self, head: bytes, body: Iterator[bytes] | None) -> Self:
+        """Send the request and read until the head of the response is there."""
+        assert self._stream is not None
+        try:
+            try:
+                self._stream.send(head)
+                if body is not None:
+                    for data in body:
+                        if data:
+                            self._stream.send(http1.chunk(data))
+                    self._stream.send(http1.chunk(b""))
+            except ConnectionError:
+                # A daemon may refuse a body without reading all of it; then its answer is waiting for us.
+                if body is None:
+                    raise
+            while not self._parser.status:
+                self._pending += self._receive()
+        except ConnectionError as error:
+            self.close()
+            closed = _Closed("the daemon closed the connection")
+            closed.answered = bool(self._parser.rest)
+            raise closed from error
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def read(self) -> bytes:
+        """The (rest of the) body."""
+        parts: list[bytes] = []
+        for part in self:
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def lines(self) -> Iterator[Any]:
+        """The body as newline-delimited JSON, each line as it comes."""
+        rest = b""
+        for data in self:
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if line:
+                    yield _json_line(line)
+            if len(rest) > LINE_MAX:
+                self.close()
+                raise Malformed(f"the daemon sent a line of more than {LINE_MAX} bytes")
+        if rest:
+            yield _json_line(rest)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> bytes:
+        while True:
+            if self._pending:
+                data, self._pending = self._pending, b""
+                return data
+            if self._stream is None:
+                raise StopIteration
+            if self._parser.done:
+                self._release()
+                continue
+            try:
+                self._pending = self._receive()
+            except ConnectionError as error:
+                self.close()
+                raise DaemonUnavailable(
+                    "the daemon closed the connection in the middle of a response"
+                ) from error
+            except BaseException:
+                self.close()
+                raise
+
+    def _receive(self) -> bytes:
+        assert self._stream is not None
+        data = self._stream.recv()
+        if not data and not self._parser.status:
+            raise ConnectionError("closed before the response")
+        return self._parser.feed(data)
+
+    def _release(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is None:
+            return
+        if self._parser.keep_alive and not self._parser.rest:
+            self._transport.keep(stream)
+        else:
+            stream.close()
+
+    def detach(self) -> tuple[Stream, bytes]:
+        """Take the connection away from HTTP: the stream, and what has been read beyond the response."""
+        assert self._stream is not None
+        stream, self._stream = self._stream, None
+        return stream, self._parser.rest
+
+    def close(self) -> None:
+        """Stop reading. Unless the body has been read, this is the end of the connection."""
+        if self._parser.done:
+            self._release()
+        elif self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+def _json_line(line: bytes) -> Any:
+    try:
+        return json_module.loads(line)
+    except ValueError as error:
+        raise Malformed(f"the daemon sent a line that is not JSON: {line[:80]!r}") from error
+
+
+def _failure(response: Response) -> Exception:
+    """The error in a response with a status of 400 and more."""
+    content = response.read()
+    try:
+        body = json_module.loads(content)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict) or "code" not in body:
+        return PlatformError(f"the daemon answered with status {response.status}: {content[:200]!r}")
+    return from_dict(body)
