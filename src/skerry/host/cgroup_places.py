@@ -20,10 +20,9 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
-CONTROLLERS = ("cpu", "memory", "pids", "io")
-"""By their v2 names. v1 calls the last one blkio, and counts CPU time in one more, cpuacct."""
+LIMITING = ("cpu", "memory", "pids")
+"""The controllers that limits need. Those that only count: io on v2, cpuacct on v1."""
 
 FIX = (
     "run the daemon as root, or give it a cgroup of its own: "
@@ -31,19 +30,18 @@ FIX = (
 )
 
 _LEAF = "skerry-daemon"
-_V1_NAMES = {"cpu": "cpu", "cpuacct": "cpuacct", "memory": "memory", "pids": "pids", "blkio": "io"}
 
 
 @dataclass(slots=True)
 class Places:
     controllers: dict[str, str] = field(default_factory=dict)
-    """Of each usable controller (and of cpuacct where CPU time is counted there): the parent cgroup."""
+    """The parent cgroup of each usable controller."""
     unified: str | None = None
     """The parent cgroup in the v2 hierarchy, with or without controllers."""
     missing: dict[str, str] = field(default_factory=dict)
-    """Of each of CONTROLLERS that is not usable: why not, and what to do."""
+    """Of each of LIMITING that is not usable: why not, and what to do."""
 
-    def refuse(self, why: str, controllers: Iterable[str] = CONTROLLERS) -> None:
+    def refuse(self, why: str, controllers: Iterable[str] = LIMITING) -> None:
         self.missing |= dict.fromkeys(controllers, why)
 
     def reason(self) -> str:
@@ -52,7 +50,7 @@ class Places:
         for controller, why in self.missing.items():
             by_why.setdefault(why, []).append(controller)
         return "; ".join(
-            why if len(names) == len(CONTROLLERS) else f"{', '.join(names)}: {why}"
+            why if len(names) == len(LIMITING) else f"{', '.join(names)}: {why}"
             for why, names in by_why.items()
         )
 
@@ -69,7 +67,7 @@ def find_places(parent: str, proc: str) -> Places:
         else:
             _prepare_v1(hierarchy, parent, places)
     absent = "no mounted cgroup hierarchy has the controller"
-    unusable = [controller for controller in CONTROLLERS if controller not in places.controllers]
+    unusable = [controller for controller in LIMITING if controller not in places.controllers]
     places.missing = {controller: places.missing.get(controller, absent) for controller in unusable}
     return places
 
@@ -78,7 +76,7 @@ def find_places(parent: str, proc: str) -> Places:
 class _Hierarchy:
     unified: bool
     controllers: frozenset[str]
-    """Those of v1 that matter here, by their v2 names."""
+    """Those of a v1 hierarchy that matter here."""
     top: str
     """The mount point."""
     own: str
@@ -110,7 +108,7 @@ def _hierarchies(proc: str) -> Iterator[_Hierarchy]:
         if kind == "cgroup2":
             mounted = {""}
         elif kind == "cgroup":
-            mounted = _V1_NAMES.keys() & {*options.split(",")}
+            mounted = {*LIMITING, "cpuacct"} & {*options.split(",")}
         else:
             continue
         fresh = (mounted & paths.keys()) - seen
@@ -119,8 +117,7 @@ def _hierarchies(proc: str) -> Iterator[_Hierarchy]:
             root, top = (_unescape(text) for text in before.split(" ")[3:5])
             below = os.path.relpath(paths[min(fresh)], root)
             own = top if below.split("/")[0] in (".", "..") else f"{top}/{below}"
-            controllers = frozenset(_V1_NAMES[name] for name in fresh if name)
-            yield _Hierarchy(kind == "cgroup2", controllers, top, own)
+            yield _Hierarchy(kind == "cgroup2", frozenset(fresh - {""}), top, own)
 
 
 def _unescape(text: str) -> str:
@@ -159,7 +156,7 @@ def _prepare_v2(hierarchy: _Hierarchy, parent: str, places: Places) -> None:
         f"the controller is not delegated to {base}; with systemd: set Delegate=yes on the unit that the "
         "daemon runs in (for users: on user@.service)"
     )
-    available = set(CONTROLLERS).intersection(read_text(f"{base}/cgroup.controllers").split())
+    available = {*LIMITING, "io"}.intersection(read_text(f"{base}/cgroup.controllers").split())
     aside = not available <= _handed_down(base) and _step_aside(base, hierarchy.own)
     for controller in available:
         try:
@@ -215,7 +212,8 @@ def _step_back(base: str) -> None:
 def read_text(path: str) -> str:
     """A small file's text, stripped; empty if it cannot be read."""
     try:
-        return Path(path).read_text(errors="surrogateescape").strip()
+        with open(path, "rb", buffering=0) as file:
+            return os.fsdecode(file.read()).strip()
     except OSError:
         return ""
 

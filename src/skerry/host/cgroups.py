@@ -4,8 +4,8 @@ Every environment has one cgroup named `skerry-<id>` in each hierarchy that is n
 (cgroup_places says where):
 
     v2      one, with all controllers
-    v1      one in each of the hierarchies of cpu, cpuacct, memory, pids and blkio
-    hybrid  as v1, and one in the v2 hierarchy, for cgroup.kill, cgroup.events and cpu.stat
+    v1      one in each of the hierarchies of cpu, cpuacct, memory and pids
+    hybrid  as v1 without cpuacct, and one in the v2 hierarchy for cgroup.kill, cgroup.events and cpu.stat
     none    we may not write any: the same interface, enforcing nothing and saying so
 """
 
@@ -73,8 +73,9 @@ class Cgroup:
     def usage(self) -> Usage:
         """What the kernel counted; None for what it does not count here, and for everything once removed.
 
-        v1 charges the writeback of buffered writes to nobody, so that `io_write_bytes` there holds direct and
-        synchronous writes only.
+        Without the io controller of v2, I/O is the sum over the living processes, each with the children that
+        it has waited for. (v1's blkio does not see what is written through the page cache, and in recent
+        kernels nothing at all on devices that are not throttled.)
         """
         cpu_ns = self._cpu_ns()
         read, written = self._io()
@@ -111,12 +112,15 @@ class Cgroup:
         return _field(self._read("memory", "memory.oom_control", "memory.events"), b"oom_kill")
 
     def _io(self) -> tuple[int | None, int | None]:
-        raw = self._read("io", "blkio.throttle.io_service_bytes", "io.stat")
+        if "io" in self._dirs:
+            raw = self._read("io", "", "io.stat")
+            reads, writes = rb" rbytes=(\d+)", rb" wbytes=(\d+)"
+        else:
+            raw = _io_of_processes(self._all[0]) if self._all else None
+            reads, writes = rb"\nread_bytes: (\d+)", rb"\nwrite_bytes: (\d+)"
         if raw is None:
             return None, None
-        reads = re.findall(rb"(?:Read |rbytes=)(\d+)", raw)
-        writes = re.findall(rb"(?:Write |wbytes=)(\d+)", raw)
-        return sum(map(int, reads)), sum(map(int, writes))
+        return sum(map(int, re.findall(reads, raw))), sum(map(int, re.findall(writes, raw)))
 
     def _read(self, controller: str, v1: str, v2: str) -> bytes | None:
         """A counter by its name in v1 and in v2; None if there is none."""
@@ -357,6 +361,12 @@ def _field(raw: bytes | None, name: bytes) -> int | None:
 def _pids(directory: str) -> set[int]:
     """The processes in a cgroup; not those that are invisible (0) in our PID namespace."""
     return {int(pid) for pid in read_text(f"{directory}/cgroup.procs").split()} - {0}
+
+
+def _io_of_processes(directory: str) -> bytes | None:
+    if not os.path.isdir(directory):
+        return None
+    return "\n".join(["", *(read_text(f"/proc/{pid}/io") for pid in _pids(directory))]).encode()
 
 
 def _kill_member(pid: int, directory: str) -> None:
