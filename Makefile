@@ -27,7 +27,8 @@ check: .venv/installed-dev ## style, types, import rules, generated code, C warn
 	$(PYTHON) scripts/generate_sync.py --check
 	$(PYTHON) scripts/build_native.py --check
 
-bench: .venv/installed native ## measure beside bubblewrap, runc and Docker, in one run
+bench: .venv/installed-bench native ## measure beside bubblewrap, runc and Docker, in one run
+	@scripts/setup_test_deps.sh bench
 	@$(PYTHON) -m benchmarks
 
 native: .venv/installed ## compile the native program, if its sources changed
@@ -44,4 +45,8 @@ clean: ## remove everything that the other targets made
 
 .venv/installed-dev: $(SETUP)
 	@scripts/setup.sh dev
+	@touch .venv/installed $@
+
+.venv/installed-bench: $(SETUP)
+	@scripts/setup.sh bench
 	@touch .venv/installed $@

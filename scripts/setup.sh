@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make .venv and install Skerry into it, editable; with "dev" also what tests and checks need.
+# Make .venv and install Skerry into it, editable, and the dependency groups that are named (dev, bench).
 # Safe to run again: it only adds what is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -55,10 +55,10 @@ say "installing Skerry and what it needs"
 # Without a C compiler, later builds of the native program need the one from PyPI at hand.
 .venv/bin/python scripts/build_native.py --requires | "${pip[@]}" install --requirement /dev/stdin
 
-if [ "${1:-}" = dev ]; then
-    say "installing what tests and checks need"
+for group in "$@"; do
+    say "installing the dependency group $group"
     .venv/bin/python -c '
-import tomllib
-print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"]))' |
+import sys, tomllib
+print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"][sys.argv[1]]))' "$group" |
         "${pip[@]}" install --requirement /dev/stdin
-fi
+done

@@ -1,0 +1,110 @@
+"""`python -m benchmarks`: measure it all in one run, print the table, write results.json and results.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks import baselines, dockerd, ours, report
+from benchmarks.dockerd import Unavailable
+from benchmarks.measure import Subject, take_turns
+
+HERE = Path(__file__).resolve().parent
+
+
+class Collected:
+    """The subjects that are available here, and why the others are not."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+        self.subjects: list[Subject] = []
+        self.missing: dict[str, str] = {}
+
+    def add(self, name: str, make: Callable[[], AbstractContextManager[list[Subject]]]) -> None:
+        try:
+            self.subjects += self.stack.enter_context(make())
+        except Unavailable as error:
+            self.missing[name] = str(error)
+
+
+def measure(rounds: int, environments: int) -> int:
+    """All of it. Returns how many promises were not kept."""
+    results: dict[str, Any] = {"machine": report.machine(), "notes": ""}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(_folder()))
+        for name in ("runc", "docker"):
+            (folder / name).mkdir()
+        found = Collected(stack)
+        found.add("bare processes", lambda: nullcontext(baselines.bare()))
+        found.add("bubblewrap", lambda: nullcontext(baselines.bubblewrap()))
+        found.add("runc", lambda: nullcontext(baselines.runc(folder / "runc")))
+        try:
+            docker = stack.enter_context(dockerd.running(folder / "docker"))
+        except Unavailable as error:
+            found.missing["Docker and llm-sandbox"] = str(error)
+        else:
+            results["notes"] = f"{docker.description}, no network."
+            found.add("Docker", lambda: baselines.docker(docker))
+            found.add("llm-sandbox", lambda: baselines.llm_sandbox(docker))
+        client = stack.enter_context(ours.daemon(str(folder / "home")))
+        found.add("Skerry", ours.subjects)
+
+        times = take_turns(found.subjects, rounds, lambda n: _progress(f"round {n} of {rounds}"))
+        _progress("idle memory")
+        results |= ours.idle_memory()
+        _progress(f"{environments} environments at once")
+        results["many"] = ours.many(client, environments)
+        _progress("")
+    results["missing"] = found.missing
+    results["times"] = {key: asdict(summary) for key, summary in times.items()}
+
+    (HERE / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    (HERE / "results.md").write_text(report.markdown(results, times))
+    _show(report.rows(times))
+    print("\n".join([*report.facts(results), "", results["machine"], results["notes"], ""]))
+    kept = report.targets(results, times)
+    for promise, met, value in kept:
+        print(f"  {'kept  ' if met else 'MISSED'}  {promise}: {value}")
+    return sum(not met for _, met, _ in kept)
+
+
+def _folder() -> AbstractContextManager[str]:
+    return tempfile.TemporaryDirectory(prefix="skerry-bench-", dir="/tmp")
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _show(table: list[tuple[str, list[report.Row]]]) -> None:
+    width = min(
+        70, max(len(row[0]) for _, group in table for row in group), shutil.get_terminal_size().columns - 36
+    )
+    for title, group in table:
+        print(f"\n{title}")
+        for what, middle, high, ratio in group:
+            print(f"  {what.replace('`', '').replace('*', ''):<{width}}  {middle:>9}  {high:>9}  {ratio}")
+    print()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--environments", type=int, default=500, help="how many to have alive at once")
+    parser.add_argument("--check", action="store_true", help="fail when a promise is not kept")
+    arguments = parser.parse_args()
+    missed = measure(arguments.rounds, arguments.environments)
+    return 1 if missed and arguments.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Taking turns: subjects, rounds and what is made of the samples."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One thing to measure. `once` does it and returns seconds by key, usually one."""
+
+    once: Callable[[], Mapping[str, float]]
+    every: int = 1
+    """Take part in every n-th round only: for what takes long."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    median: float
+    p95: float
+    samples: int
+
+
+def timed(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def command(key: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> Subject:
+    """Until a program of the host has ended. Raises CalledProcessError when it fails."""
+
+    def once() -> dict[str, float]:
+        return {key: timed(lambda: subprocess.run(argv, check=True, capture_output=True, env=env))}
+
+    return Subject(once)
+
+
+def first_output(key: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> Subject:
+    """Until a program's first output (`key`) and until its end (`key` + "_end")."""
+
+    def once() -> dict[str, float]:
+        start = time.perf_counter()
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, env=env) as process:
+            assert process.stdout is not None
+            if not process.stdout.read(1):
+                raise RuntimeError(f"no output from {argv}")
+            first = time.perf_counter() - start
+        return {key: first, f"{key}_end": time.perf_counter() - start}
+
+    return Subject(once)
+
+
+def take_turns(
+    subjects: Sequence[Subject], rounds: int, progress: Callable[[int], None]
+) -> dict[str, Summary]:
+    """Measure all subjects `rounds` times, in turn, after one round that does not count."""
+    samples: dict[str, list[float]] = defaultdict(list)
+    for number in range(-1, rounds):
+        for subject in subjects:
+            if number % subject.every != 0 and number != -1:
+                continue
+            for key, seconds in subject.once().items():
+                if number >= 0:
+                    samples[key].append(seconds)
+        progress(number + 1)
+    return {key: summarize(values) for key, values in samples.items()}
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    ordered = sorted(values)
+    return Summary(median(ordered), ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))], len(ordered))

@@ -1,0 +1,124 @@
+"""Skerry through its SDK over the unix socket, with every protection on and nothing prepared for the test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import skerry
+from benchmarks.measure import Subject, command, timed
+
+NATIVE = Path(skerry.__file__).parent / "_native" / "skerry-guest"
+
+
+def _environment(**options: Any) -> skerry.Environment:
+    return skerry.Environment(memory="512m", cpus=1, lifetime=3600, **options)
+
+
+def _run(env: skerry.Environment) -> None:
+    if env.run(["echo", "x"]).stdout != "x\n":
+        raise RuntimeError("env.run gave the wrong output")
+
+
+@contextmanager
+def daemon(home: str) -> Iterator[skerry.Client]:
+    """A daemon of our own, which keeps everything in `home`; stopped at the end."""
+    os.environ["SKERRY_HOME"] = home
+    with skerry.Client() as client:
+        client.version()
+        try:
+            yield client
+        finally:
+            client.stop(force=True)
+
+
+@contextmanager
+def subjects() -> Iterator[list[Subject]]:
+    def cycle() -> dict[str, float]:
+        start = time.perf_counter()
+        env = _environment().create()
+        created = time.perf_counter()
+        _run(env)
+        first = time.perf_counter()
+        env.delete()
+        deleted = time.perf_counter()
+        return {"fresh": first - start, "create": created - start, "delete": deleted - first}
+
+    with _environment() as env:
+
+        def execute() -> None:
+            if env.execute("echo x").stdout != "x\n":
+                raise RuntimeError("env.execute gave the wrong output")
+
+        def write() -> None:
+            env.files.write("a.txt", b"x" * 1024)
+
+        def read() -> None:
+            if len(env.files.read("a.txt")) != 1024:
+                raise RuntimeError("files.read gave the wrong content")
+
+        execute()
+        write()
+        yield [
+            Subject(cycle),
+            Subject(lambda: {"run": timed(lambda: env.run(["true"]))}),
+            Subject(lambda: {"execute": timed(execute)}),
+            Subject(lambda: {"write": timed(write)}),
+            Subject(lambda: {"read": timed(read)}),
+            command("cli", [_script(), "run", "--", "true"]),
+            command("helper", [str(NATIVE), "--version"]),
+        ]
+
+
+def _script() -> str:
+    """The `skerry` command beside this interpreter."""
+    found = shutil.which("skerry", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if found is None:
+        raise RuntimeError("the skerry command is not installed")
+    return found
+
+
+def idle_memory() -> dict[str, int | None]:
+    """Bytes charged to an environment that nothing has run in, and to one in which a command has ended."""
+    with _environment() as env:
+        fresh = env.usage().memory_bytes
+        env.run(["true"])
+        return {"idle_bytes": fresh, "idle_after_run_bytes": env.usage().memory_bytes}
+
+
+def many(client: skerry.Client, count: int) -> dict[str, float | int | None]:
+    """That many environments at once, each of which answers; then all of them deleted."""
+    before = _rss(client)
+    environments: list[skerry.Environment] = []
+    with ExitStack() as stack:
+        create = timed(
+            lambda: environments.extend(
+                stack.enter_context(_environment(client=client)) for _ in range(count)
+            )
+        )
+        alive = len(client.environments())
+        run = timed(lambda: [_run(env) for env in environments])
+        charged = [env.usage().memory_bytes for env in environments]
+        rss = _rss(client)
+        start = time.perf_counter()
+    return {
+        "count": count,
+        "alive": alive,
+        "create_seconds": create,
+        "run_in_all_seconds": run,
+        "delete_seconds": time.perf_counter() - start,
+        "daemon_rss_bytes": rss,
+        "daemon_rss_growth_bytes": rss - before,
+        "charged_bytes": None if None in charged else sum(value or 0 for value in charged),
+    }
+
+
+def _rss(client: skerry.Client) -> int:
+    status = Path(f"/proc/{client.version()['pid']}/status").read_text()
+    return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")))

@@ -1,0 +1,161 @@
+"""What is made of the numbers: the table, the results file, and the targets."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Summary
+
+MIB = 1 << 20
+
+GROUPS: list[tuple[str, str, list[tuple[str, str]]]] = [
+    (
+        "A fresh sandbox to its first output",
+        "docker_run",
+        [
+            ("docker_run", "`docker run --rm`"),
+            ("docker_run_end", "`docker run --rm`, until it is removed"),
+            ("llm_sandbox_fresh", "llm-sandbox, open and one command"),
+            ("runc", "`runc run`"),
+            ("bubblewrap", "bubblewrap, all namespaces, no limits, no filter"),
+            ("fresh", "**Skerry**, create and `env.run`, no pool"),
+        ],
+    ),
+    (
+        "A command in a live sandbox",
+        "docker_exec",
+        [
+            ("docker_exec", "`docker exec`"),
+            ("llm_sandbox_command", "llm-sandbox, `execute_command`"),
+            ("llm_sandbox_python", "llm-sandbox, `run` of one line of Python"),
+            ("execute", "**Skerry**, stateful `env.execute`"),
+            ("run", "**Skerry**, `env.run`"),
+            ("true", "bare `subprocess.run` on the host"),
+        ],
+    ),
+    (
+        "From the shell",
+        "python",
+        [
+            ("python", "bare `python3 -c pass`"),
+            ("cli", "**Skerry**, `skerry run -- true`, daemon up"),
+        ],
+    ),
+    (
+        "Skerry's other steps",
+        "",
+        [
+            ("create", "create"),
+            ("delete", "delete"),
+            ("write", "write a file of 1 KiB"),
+            ("read", "read it"),
+            ("helper", "start of the native program"),
+        ],
+    ),
+]
+
+Row = tuple[str, str, str, str]
+
+
+def machine() -> str:
+    """This machine in a line: what the numbers mean nothing without."""
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    model = next(
+        (line.split(":")[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name")),
+        platform.machine(),
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    system = platform.freedesktop_os_release().get("PRETTY_NAME", "Linux")
+    kernel = platform.release().split("-")[0]
+    return (
+        f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, {system}, Linux {kernel}, "
+        f"Python {platform.python_version()}"
+    )
+
+
+def rows(times: Mapping[str, Summary]) -> list[tuple[str, list[Row]]]:
+    """The table, group by group: what, median, 95th percentile, how it compares with the group's first."""
+    table = []
+    for title, against, entries in GROUPS:
+        lines: list[Row] = []
+        for key, what in entries:
+            if (summary := times.get(key)) is None:
+                lines.append((what, "-", "-", "not measured"))
+                continue
+            lines.append((what, _ms(summary.median), _ms(summary.p95), _compare(times.get(against), summary)))
+        table.append((title, lines))
+    return table
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
+
+
+def _compare(base: Summary | None, other: Summary) -> str:
+    if base is None:
+        return ""
+    if base is other:
+        return "1"
+    ratio = base.median / other.median
+    return f"{ratio:.3g}× faster" if ratio >= 1 else f"{1 / ratio:.3g}× slower"
+
+
+def markdown(results: Mapping[str, Any], times: Mapping[str, Summary]) -> str:
+    lines = [f"{results['machine']}. {results['notes']}".strip(), ""]
+    for title, group in rows(times):
+        lines += [f"| {title} | median | p95 | |", "|---|--:|--:|--:|"]
+        lines += [f"| {' | '.join(row)} |" for row in group]
+        lines.append("")
+    lines += [*(f"- {fact}" for fact in facts(results)), ""]
+    return "\n".join(lines)
+
+
+def facts(results: Mapping[str, Any]) -> list[str]:
+    """What is not a time, in sentences."""
+    said = [f"Not measured: {what}: {why}." for what, why in results["missing"].items()]
+    if (idle := results.get("idle_bytes")) is not None:
+        after = results["idle_after_run_bytes"]
+        said.append(
+            f"An idle environment has {idle / 1024:.0f} KiB charged to its cgroup, "
+            f"{after / 1024:.0f} KiB after a command."
+        )
+    if many := results.get("many"):
+        charged = many["charged_bytes"]
+        said.append(
+            f"{many['alive']} environments alive at once: created one after the other in "
+            f"{many['create_seconds']:.1f} s, a command in every one in {many['run_in_all_seconds']:.1f} s, "
+            f"deleted in {many['delete_seconds']:.1f} s; the daemon uses "
+            f"{many['daemon_rss_bytes'] / MIB:.0f} MiB"
+            + (f", all of them together {charged / MIB:.0f} MiB." if charged is not None else ".")
+        )
+    return said
+
+
+def targets(results: Mapping[str, Any], times: Mapping[str, Summary]) -> list[tuple[str, bool, str]]:
+    """(promise, kept, what was measured). A number that is missing is a promise not kept."""
+
+    def at_least(promise: str, base: str, ours: str, factor: float) -> tuple[str, bool, str]:
+        if base not in times or ours not in times:
+            return promise, False, "not measured"
+        ratio = times[base].median / times[ours].median
+        return promise, ratio >= factor, f"{ratio:.1f}×"
+
+    idle, many = results.get("idle_bytes"), results.get("many") or {}
+    return [
+        at_least("fresh environment to first output, 30× faster than docker run", "docker_run", "fresh", 30),
+        at_least("env.run in a live environment, 30× faster than docker exec", "docker_exec", "run", 30),
+        at_least(
+            "env.execute in a live environment, 25× faster than docker exec", "docker_exec", "execute", 25
+        ),
+        at_least("skerry run -- true, within 8× of python3 -c pass", "python", "cli", 1 / 8),
+        (
+            "an idle environment is charged less than 1 MiB",
+            idle is not None and idle < MIB,
+            "not measured" if idle is None else f"{idle / 1024:.0f} KiB",
+        ),
+        ("500 environments alive at once", many.get("alive", 0) >= 500, f"{many.get('alive', 0)}"),
+    ]

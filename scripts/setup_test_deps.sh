@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Install the programs that the tests use, or those of the benchmarks ("bench"), from Debian's packages.
+# Without root, or elsewhere than on Debian and its like, say what is missing: tests that need it are skipped.
+set -euo pipefail
+declare -A package=(
+    [setpriv]=util-linux [mkfs.ext4]=e2fsprogs [strace]=strace [gcc]=gcc [musl-gcc]=musl-tools
+    [bwrap]=bubblewrap [mmdebstrap]=mmdebstrap [qemu-system-x86_64]=qemu-system-x86
+)
+[ "${1:-}" != bench ] || package=(
+    [bwrap]=bubblewrap [runc]=runc [dockerd]=docker.io [containerd]=containerd [mmdebstrap]=mmdebstrap
+)
+
+PATH="$PATH:/usr/sbin:/sbin"
+missing=()
+for program in "${!package[@]}"; do
+    command -v "$program" >/dev/null || missing+=("${package[$program]}")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    echo "setup: not installed here: ${missing[*]}; what needs them is skipped"
+    exit 0
+fi
+echo "setup: installing ${missing[*]}"
+log="$(mktemp)"
+trap 'rm -f "$log"' EXIT
+export DEBIAN_FRONTEND=noninteractive
+# Packages bring services along; nothing may be started on this machine by a test run.
+if ! (apt-get update && RUNLEVEL=1 apt-get install -y --no-install-recommends "${missing[@]}") >"$log" 2>&1; then
+    grep '^E: ' "$log" | sed 's#[a-z]*://[^ ]*#...#g' >&2 || true
+    echo "setup: apt-get could not install ${missing[*]}" >&2
+    exit 1
+fi

@@ -1,0 +1,78 @@
+"""Fixtures for every kind of test, and the check that the whole suite leaves the host as it found it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import leaks, support
+
+SETTLE_SECONDS = 10.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.geteuid() != 0:
+        for item in items:
+            if item.get_closest_marker("root"):
+                item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the run when the host has a mount, cgroup, loop device, process or open file more than before.
+
+    What is on the host cannot be told apart from what another run of the tests has there at the moment, so
+    that part is said and not judged while one is under way; each run holds a shared lock on /tmp.
+    """
+    lock = os.open("/tmp", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        before = leaks.Snapshot.take()
+        yield
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while (left := leaks.of_this_process(before)) or leaks.on_host(before):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        on_host = leaks.on_host(before)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left += on_host
+        except BlockingIOError:
+            for leak in on_host:
+                print(f"new on the host, by this or by another run of the tests: {leak}")
+        if left:
+            pytest.fail("the tests left behind:\n" + "\n".join(left), pytrace=False)
+    finally:
+        os.close(lock)
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A fresh SKERRY_HOME for this test, in the environment too; see support.temporary_home."""
+    with support.temporary_home() as path:
+        monkeypatch.setenv("SKERRY_HOME", str(path))
+        yield path
+
+
+@pytest.fixture(scope="session")
+def _python_for_nobody() -> Iterator[tuple[str, Path | None]]:
+    with tempfile.TemporaryDirectory(prefix="skerry-test-", dir="/tmp") as folder:
+        yield support.python_for_nobody(Path(folder))
+
+
+@pytest.fixture
+def as_nobody(request: pytest.FixtureRequest) -> Iterator[support.Nobody]:
+    """The unprivileged user `nobody`, with a fresh home. Skipped unless root runs the tests."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    support.require("setpriv", "util-linux")
+    python, packages = request.getfixturevalue("_python_for_nobody")
+    with support.temporary_home(support.NOBODY) as path:
+        yield support.Nobody(path, python, packages)
