@@ -26,7 +26,7 @@
 
 #define MAX_REMARKS 100 /* lines on stderr: a tree of a million unreadable files needs no more */
 #define MAX_PASSES 64   /* over directories that others fill while we empty them */
-#define MAX_SWAPS 4     /* of a file for a directory, just as we remove it */
+#define MAX_SWAPS 32    /* of a file for a directory, just as we remove it */
 
 /* ---- Errors ---- */
 
@@ -194,8 +194,8 @@ static bool remove_entry(struct walk *w, int top_fd)
             return false;
         if (entered == ENAMETOOLONG)
             return move_up(w, top_fd);
-        if (!walk_vanished(entered)) {
-            error = entered;
+        if (error == EPERM || !walk_vanished(entered)) {
+            error = error == EPERM && entered == ENOTDIR ? EPERM : entered;
             break;
         }
     }
@@ -217,9 +217,11 @@ static void remove_contents(int fd)
             if (event == WALK_ENTRY) {
                 again |= remove_entry(&w, top_fd);
             } else if (unlinkat(w.dir_fd, w.name, AT_REMOVEDIR) < 0 && errno != ENOENT) {
+                /* Filled again, or swapped for something else, since we went through it. */
                 int error = errno;
-                bool retry = error == ENOTEMPTY && !applet_partial && ++refilled < MAX_PASSES;
-                if (!(retry && walk_enter(&w, true) == 0))
+                if ((error == ENOTEMPTY || error == ENOTDIR) && !applet_partial && ++refilled < MAX_PASSES)
+                    again |= remove_entry(&w, top_fd);
+                else
                     applet_complain(error, w.path);
             }
         }

@@ -1,0 +1,207 @@
+/* File operations that are short enough for the event loop: one open, at most one chunk of data. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "applets.h"
+#include "skerry.h"
+
+struct request {
+    const uint8_t *path, *path2, *data;
+    size_t path_len, path2_len, data_len;
+    uint64_t offset;
+    uint32_t length, flags;
+};
+
+static uint8_t reply[SK_PAYLOAD_MAX];
+_Static_assert(SK_STAT_RECORD_MAX <= SK_PAYLOAD_MAX, "a record fits into a reply");
+
+static bool decode(const uint8_t *payload, size_t len, struct request *r)
+{
+    struct sk_reader reader = { payload, len };
+    struct sk_field f;
+    memset(r, 0, sizeof *r);
+    while (sk_next_field(&reader, &f)) {
+        if (f.tag == SK_TAG_PATH) {
+            r->path = f.data;
+            r->path_len = f.len;
+        } else if (f.tag == SK_TAG_PATH2) {
+            r->path2 = f.data;
+            r->path2_len = f.len;
+        } else if (f.tag == SK_TAG_DATA) {
+            r->data = f.data;
+            r->data_len = f.len;
+        } else if (f.tag == SK_TAG_OFFSET && f.len == 8) {
+            r->offset = sk_get64(f.data);
+        } else if (f.tag == SK_TAG_LENGTH && f.len == 4) {
+            r->length = sk_get32(f.data);
+        } else if (f.tag == SK_TAG_FLAGS && f.len == 4) {
+            r->flags = sk_get32(f.data);
+        } else {
+            return false;
+        }
+    }
+    return reader.left == 0 && r->path != NULL && r->offset <= INT64_MAX;
+}
+
+static int make_parents(int root, char *rel)
+{
+    char *slash = strrchr(rel, '/');
+    if (slash == NULL)
+        return 0;
+    *slash = 0;
+    int result = sk_mkdirs(root, rel, 0755);
+    *slash = '/';
+    return result;
+}
+
+static int read_file(int root, const char *rel, const struct request *r)
+{
+    int fd = sk_open_regular(root, rel, O_RDONLY, 0);
+    if (fd < 0)
+        return fd;
+    size_t want = r->length < sizeof reply ? r->length : sizeof reply, have = 0;
+    while (have < want) {
+        ssize_t n = pread(fd, reply + have, want - have, (off_t)(r->offset + have));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0) {
+            int error = errno;
+            close(fd);
+            return -error;
+        }
+        if (n == 0)
+            break;
+        have += (size_t)n;
+    }
+    close(fd);
+    return (int)have;
+}
+
+static int write_file(int root, char *rel, const struct request *r)
+{
+    if (r->flags & SK_FLAG_PARENTS) {
+        int made = make_parents(root, rel);
+        if (made < 0)
+            return made;
+    }
+    int fd = sk_open_regular(root, rel, O_WRONLY | O_CREAT | (r->flags & SK_FLAG_TRUNCATE ? O_TRUNC : 0), 0644);
+    if (fd < 0)
+        return fd;
+    int error = 0;
+    for (size_t done = 0; done < r->data_len;) {
+        ssize_t n = pwrite(fd, r->data + done, r->data_len - done, (off_t)(r->offset + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0) {
+            error = errno;
+            break;
+        }
+        done += (size_t)n;
+    }
+    if (close(fd) < 0 && error == 0)
+        error = errno;
+    return -error;
+}
+
+static int stat_file(int root, const char *rel)
+{
+    struct stat st;
+    char target[PATH_MAX];
+    ssize_t target_len = 0;
+    const char *name;
+    int fd = strcmp(rel, ".") == 0 ? sk_open(root, ".", O_PATH, 0) : sk_open_parent(root, rel, &name);
+    if (fd < 0)
+        return fd;
+    int result = strcmp(rel, ".") == 0 ? fstat(fd, &st) : fstatat(fd, name, &st, AT_SYMLINK_NOFOLLOW);
+    if (result == 0 && S_ISLNK(st.st_mode)) {
+        target_len = readlinkat(fd, name, target, sizeof target);
+        result = target_len < 0 ? -1 : 0;
+    }
+    int error = errno;
+    close(fd);
+    if (result < 0)
+        return -error;
+    return (int)sk_stat_record(reply, &st, rel, strlen(rel), target, (size_t)target_len);
+}
+
+static int rename_file(int root, const char *rel, const struct request *r)
+{
+    char rel2[PATH_MAX];
+    const char *name, *name2;
+    int root2, error = 0;
+    int split = sk_path_split(&sk_roots, (const char *)r->path2, r->path2_len, &root2, rel2);
+    if (split < 0)
+        return split;
+    int made = make_parents(root2, rel2);
+    if (made < 0)
+        return made;
+    int from = sk_open_parent(root, rel, &name);
+    if (from < 0)
+        return from;
+    int to = sk_open_parent(root2, rel2, &name2);
+    if (to < 0) {
+        close(from);
+        return to;
+    }
+    if (renameat(from, name, to, name2) < 0)
+        error = errno;
+    close(from);
+    close(to);
+    return -error;
+}
+
+static int remove_file(int root, const char *rel)
+{
+    const char *name;
+    struct stat st;
+    int error = 0, parent = sk_open_parent(root, rel, &name);
+    if (parent < 0)
+        return parent;
+    if (fstatat(parent, name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
+        unlinkat(parent, name, S_ISDIR(st.st_mode) ? AT_REMOVEDIR : 0) < 0)
+        error = errno;
+    close(parent);
+    return -error;
+}
+
+void sk_file_request(uint8_t type, uint32_t id, const uint8_t *payload, size_t len)
+{
+    struct request r;
+    char rel[PATH_MAX];
+    int root;
+    if (!decode(payload, len, &r)) {
+        sk_send_error(id, EBADMSG, "malformed request");
+        return;
+    }
+    int result = sk_path_split(&sk_roots, (const char *)r.path, r.path_len, &root, rel);
+    if (result == 0) {
+        switch (type) {
+        case SK_FILE_READ:
+            result = read_file(root, rel, &r);
+            break;
+        case SK_FILE_WRITE:
+            result = write_file(root, rel, &r);
+            break;
+        case SK_FILE_STAT:
+            result = stat_file(root, rel);
+            break;
+        case SK_FILE_MKDIR:
+            result = sk_mkdirs(root, rel, 0755);
+            break;
+        case SK_FILE_RENAME:
+            result = r.path2 == NULL ? -EBADMSG : rename_file(root, rel, &r);
+            break;
+        default:
+            result = remove_file(root, rel);
+        }
+    }
+    if (result < 0)
+        sk_send_error(id, -result, strerror(-result));
+    else
+        sk_send(SK_RESULT, id, reply, type == SK_FILE_READ || type == SK_FILE_STAT ? (size_t)result : 0);
+}

@@ -1,0 +1,98 @@
+/* Facts of the kernel's interface that the headers of a C library may lack or spell differently.
+ * System call numbers from 424 on are the same on every architecture. */
+#ifndef SKERRY_KERNEL_H
+#define SKERRY_KERNEL_H
+
+#include <stdint.h>
+
+enum {
+    NR_OPEN_TREE = 428,
+    NR_MOVE_MOUNT,
+    NR_FSOPEN,
+    NR_FSCONFIG,
+    NR_FSMOUNT,
+    NR_PIDFD_OPEN = 434,
+    NR_CLONE3,
+    NR_CLOSE_RANGE,
+    NR_OPENAT2,
+    NR_MOUNT_SETATTR = 442,
+    NR_LANDLOCK_CREATE = 444,
+    NR_LANDLOCK_ADD,
+    NR_LANDLOCK_RESTRICT,
+};
+
+/* mounts */
+#define TREE_CLONE 1u
+#define TREE_CLOEXEC (unsigned)O_CLOEXEC
+#define TREE_RECURSIVE 0x8000u
+#define MOVE_F_EMPTY 0x4u
+#define MOVE_T_EMPTY 0x40u
+#define ATTR_RDONLY 0x1u
+#define ATTR_NOSUID 0x2u
+#define ATTR_NODEV 0x4u
+#define ATTR_NOEXEC 0x8u
+#define ATTR_IDMAP 0x100000u
+enum { CONF_FLAG = 0, CONF_STRING = 1, CONF_CREATE = 6 };
+
+struct mount_attributes {
+    uint64_t set, clear, propagation, userns;
+};
+
+/* openat2 */
+#define RESOLVE_MAGICLINKS_NOT 0x02u
+#define RESOLVE_AS_ROOT 0x10u
+
+struct open_request {
+    uint64_t flags, mode, resolve;
+};
+
+/* clone3 */
+#define INTO_CGROUP 0x200000000ull
+
+struct clone_request {
+    uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup;
+};
+
+/* capabilities, version 3 */
+#define CAPABILITY_VERSION 0x20080522u
+
+struct capability_header {
+    uint32_t version;
+    int pid;
+};
+
+struct capability_data {
+    uint32_t effective, permitted, inheritable;
+};
+
+/* PR_SET_SECUREBITS: no root, no setuid fixup, no ambient raise, each locked, and keep_caps locked at off */
+#define SECUREBITS_NOTHING 0xefu
+
+/* seccomp */
+#define SECCOMP_INSTALL 1u
+
+struct filter_instruction {
+    uint16_t code;
+    uint8_t jt, jf;
+    uint32_t k;
+};
+
+struct filter_program {
+    unsigned short len;
+    struct filter_instruction *filter;
+};
+
+/* Landlock */
+enum { LANDLOCK_BENEATH = 1 };
+#define LANDLOCK_ASK_VERSION 1u
+
+struct landlock_attributes { /* as of ABI 6; a kernel that knows less takes a shorter one */
+    uint64_t fs, net, scoped;
+};
+
+struct landlock_rule {
+    uint64_t access;
+    int32_t parent;
+} __attribute__((packed));
+
+#endif

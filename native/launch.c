@@ -1,0 +1,610 @@
+/* Role launch: executes a list of steps that the daemon wrote, then becomes the guest.
+ *
+ * Descriptors at the start: 0 the steps, 1 where status goes, 2 standard error, 3 the guest's listening
+ * socket, 4 the seccomp program, from 5 on whatever the steps name.
+ *
+ * A step is u16 argc (little endian) followed by argc NUL-terminated strings. Three of them describe the
+ * process itself and come first; the launching process obeys them:
+ *
+ *   mode rootful|rootless|bare   bare: no namespaces at all (the fake backend)
+ *   map UIDS GIDS                contents of uid_map and gid_map
+ *   cgroup DIR                   be born in this cgroup (v2)
+ *   tree SLOT SOURCE FLAGS       a detached copy of a mount tree, "ro", "rec", "dev", "idmap" in FLAGS
+ *
+ * The rest is executed in order by the new process:
+ *
+ *   join FILE                    write "0" to it (a v1 cgroup's `tasks`)
+ *   newroot tmpfs OPTIONS | newroot tree SLOT
+ *   dir PATH MODE, symlink TARGET PATH, file PATH CONTENT
+ *   place SLOT PATH, mountfd FD PATH
+ *   tmpfs PATH OPTIONS FLAGS ("noexec", "ro"), proc PATH, devpts PATH
+ *   mask PATH, readonly PATH     skipped where PATH does not exist
+ *   seal                         the new root itself becomes read-only
+ *   pivot
+ *   hostname NAME, loopback, rlimit NUMBER VALUE
+ *   drop UID GID CAPABILITIES    the mask of those to keep
+ *   allow PATH ro|rw             a Landlock rule
+ *   confine                      no_new_privs, Landlock with these rules, the seccomp program
+ *   guest KEY=VALUE...           the end: become the guest
+ *
+ * Status: lines "P<pid>", "R" (ready), or "E<tab>step<tab>errno<tab>detail". Each failing step ends the launch;
+ * the daemon explains it to people.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <net/if.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <grp.h>
+#include <unistd.h>
+
+#include "kernel.h"
+#include "skerry.h"
+
+enum { STEPS_MAX = 256 * 1024, ARGS_MAX = 16, SLOTS_MAX = 64, ALLOW_MAX = 32 };
+
+static char steps[STEPS_MAX];
+static size_t steps_len;
+static int status_fd = 1;
+static int slots[SLOTS_MAX];
+static bool slot_idmap[SLOTS_MAX];
+static int root_fd = -1;
+static bool rootful, bare;
+
+static struct {
+    char *path;
+    bool writable;
+} allowed[ALLOW_MAX];
+static size_t allowed_count;
+
+static _Noreturn void fail(const char *step, const char *detail)
+{
+    int error = errno;
+    dprintf(status_fd, "E\t%s\t%d\t%s\n", step, error, detail);
+    _exit(1);
+}
+
+static long check(long result, const char *step, const char *detail)
+{
+    if (result < 0)
+        fail(step, detail);
+    return result;
+}
+
+/* ---- the list ---- */
+
+struct cursor {
+    size_t at;
+    int argc;
+    char *argv[ARGS_MAX];
+};
+
+static void read_steps(void)
+{
+    for (;;) {
+        ssize_t n = read(0, steps + steps_len, sizeof steps - steps_len);
+        if (n < 0 && errno == EINTR)
+            continue;
+        check(n, "read-steps", "");
+        if (n == 0)
+            break;
+        steps_len += (size_t)n;
+    }
+}
+
+static bool next_step(struct cursor *c)
+{
+    if (c->at == steps_len)
+        return false;
+    errno = EINVAL;
+    if (steps_len - c->at < 2)
+        fail("read-steps", "truncated");
+    c->argc = sk_get16((uint8_t *)steps + c->at);
+    c->at += 2;
+    if (c->argc < 1 || c->argc > ARGS_MAX)
+        fail("read-steps", "number of arguments");
+    for (int i = 0; i < c->argc; i++) {
+        char *end = memchr(steps + c->at, 0, steps_len - c->at);
+        if (end == NULL)
+            fail("read-steps", "unterminated argument");
+        c->argv[i] = steps + c->at;
+        c->at = (size_t)(end - steps) + 1;
+    }
+    return true;
+}
+
+static bool is(const struct cursor *c, const char *name, int arguments)
+{
+    if (strcmp(c->argv[0], name) != 0)
+        return false;
+    errno = EINVAL;
+    if (c->argc != arguments + 1)
+        fail(name, "number of arguments");
+    return true;
+}
+
+static long number(const char *step, const char *text)
+{
+    char *end;
+    errno = EINVAL;
+    long value = strtol(text, &end, 0);
+    if (*text == 0 || *end != 0)
+        fail(step, text);
+    return value;
+}
+
+static int slot(const char *step, const char *text)
+{
+    long n = number(step, text);
+    errno = EINVAL;
+    if (n < 0 || n >= SLOTS_MAX)
+        fail(step, "slot out of range");
+    return (int)n;
+}
+
+/* ---- mounts ---- */
+
+static int set_attributes(int fd, unsigned flags, uint64_t set, uint64_t userns)
+{
+    struct mount_attributes attr = { .set = set, .userns = userns };
+    return (int)syscall(NR_MOUNT_SETATTR, fd, "", AT_EMPTY_PATH | flags, &attr, sizeof attr);
+}
+
+static void open_source(const struct cursor *c)
+{
+    int n = slot("tree", c->argv[1]);
+    const char *flags = c->argv[3];
+    unsigned recursive = strstr(flags, "rec") ? TREE_RECURSIVE : 0;
+    uint64_t set = ATTR_NOSUID | (strstr(flags, "dev") ? ATTR_NOEXEC : ATTR_NODEV) |
+                   (strstr(flags, "ro") ? ATTR_RDONLY : 0);
+    slots[n] = (int)check(syscall(NR_OPEN_TREE, AT_FDCWD, c->argv[2], TREE_CLONE | TREE_CLOEXEC | recursive),
+                          "tree", c->argv[2]);
+    check(set_attributes(slots[n], recursive, set, 0), "tree-attributes", c->argv[2]);
+    slot_idmap[n] = strstr(flags, "idmap") != NULL;
+}
+
+/* A place in the new root, found without leaving it whatever symlinks the image holds. */
+static int at_root(const char *step, const char *path, int missing_is_fine)
+{
+    struct open_request how = { .flags = O_PATH | O_CLOEXEC, .resolve = RESOLVE_AS_ROOT | RESOLVE_MAGICLINKS_NOT };
+    int fd = (int)syscall(NR_OPENAT2, root_fd, path, &how, sizeof how);
+    if (fd < 0 && !(missing_is_fine && (errno == ENOENT || errno == ENOTDIR)))
+        fail(step, path);
+    return fd;
+}
+
+static void attach(const char *step, int mount_fd, const char *path)
+{
+    int target = at_root(step, path, 0);
+    check(syscall(NR_MOVE_MOUNT, mount_fd, "", target, "", MOVE_F_EMPTY | MOVE_T_EMPTY), step, path);
+    close(target);
+    close(mount_fd);
+}
+
+static int new_filesystem(const char *type, char *options, unsigned attributes)
+{
+    int fs = (int)check(syscall(NR_FSOPEN, type, 1), "fsopen", type);
+    for (char *save = NULL, *option = strtok_r(options, ",", &save); option; option = strtok_r(NULL, ",", &save)) {
+        char *value = strchr(option, '=');
+        if (value != NULL)
+            *value++ = 0;
+        check(syscall(NR_FSCONFIG, fs, value ? CONF_STRING : CONF_FLAG, option, value, 0), type, option);
+    }
+    check(syscall(NR_FSCONFIG, fs, CONF_CREATE, NULL, NULL, 0), type, "create");
+    int fd = (int)check(syscall(NR_FSMOUNT, fs, 1, attributes), type, "mount");
+    close(fs);
+    return fd;
+}
+
+static void new_root(const struct cursor *c)
+{
+    char *kind = c->argv[1];
+    int fd = strcmp(kind, "tmpfs") == 0 ? new_filesystem("tmpfs", c->argv[2], ATTR_NOSUID | ATTR_NODEV)
+                                        : slots[slot("newroot", c->argv[2])];
+    /* Any directory that every host has will do as a foothold; the old root is gone after the pivot. */
+    check(syscall(NR_MOVE_MOUNT, fd, "", AT_FDCWD, "/proc", MOVE_F_EMPTY), "newroot", kind);
+    root_fd = fd;
+}
+
+static void mask(const char *path)
+{
+    int target = at_root("mask", path, 1);
+    if (target < 0)
+        return;
+    struct stat st;
+    check(fstat(target, &st), "mask", path);
+    char none[] = "size=4k,nr_inodes=2,mode=0555";
+    int cover = S_ISDIR(st.st_mode)
+                    ? new_filesystem("tmpfs", none, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC)
+                    : (int)check(syscall(NR_OPEN_TREE, root_fd, "dev/null", TREE_CLONE | TREE_CLOEXEC), "mask", path);
+    check(syscall(NR_MOVE_MOUNT, cover, "", target, "", MOVE_F_EMPTY | MOVE_T_EMPTY), "mask", path);
+    close(cover);
+    close(target);
+}
+
+static void make_readonly(const char *path)
+{
+    int target = at_root("readonly", path, 1);
+    if (target < 0)
+        return;
+    int copy = (int)check(syscall(NR_OPEN_TREE, target, "", TREE_CLONE | TREE_CLOEXEC | AT_EMPTY_PATH), "readonly", path);
+    check(set_attributes(copy, 0, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC, 0), "readonly", path);
+    check(syscall(NR_MOVE_MOUNT, copy, "", target, "", MOVE_F_EMPTY | MOVE_T_EMPTY), "readonly", path);
+    close(copy);
+    close(target);
+}
+
+/* dir, symlink and file are only used in a root that we made ourselves (tmpfs), before anything runs in it. */
+static void make_file(const char *path, const char *content)
+{
+    int fd = (int)check(openat(root_fd, path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644), "file", path);
+    size_t len = strlen(content);
+    if (len != 0 && write(fd, content, len) != (ssize_t)len)
+        fail("file", path);
+    close(fd);
+}
+
+static void pivot(void)
+{
+    check(fchdir(root_fd), "pivot", "fchdir");
+    check(syscall(SYS_pivot_root, ".", "."), "pivot", "pivot_root");
+    check(umount2(".", MNT_DETACH), "pivot", "umount");
+    check(chdir("/"), "pivot", "chdir");
+    close(root_fd);
+    root_fd = -1;
+}
+
+/* ---- small steps ---- */
+
+static void join(const char *file)
+{
+    int fd = (int)check(open(file, O_WRONLY | O_CLOEXEC), "join", file);
+    check(write(fd, "0", 1), "join", file);
+    close(fd);
+}
+
+static void loopback(void)
+{
+    struct ifreq request = { .ifr_name = "lo", .ifr_flags = IFF_UP };
+    int fd = (int)check(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), "loopback", "socket");
+    check(ioctl(fd, SIOCSIFFLAGS, &request), "loopback", "up");
+    close(fd);
+}
+
+static void limit(const struct cursor *c)
+{
+    check(sk_cap_limit((int)number("rlimit", c->argv[1]), (rlim_t)number("rlimit", c->argv[2])), "rlimit", c->argv[1]);
+}
+
+static void set_capabilities(uint32_t keep)
+{
+    struct capability_header header = { .version = CAPABILITY_VERSION };
+    struct capability_data data[2] = { { .effective = keep, .permitted = keep } };
+    check(syscall(SYS_capset, &header, data), "drop", "capset");
+}
+
+static void drop(const struct cursor *c)
+{
+    uid_t uid = (uid_t)number("drop", c->argv[1]);
+    gid_t gid = (gid_t)number("drop", c->argv[2]);
+    for (int cap = 0; cap <= 63; cap++)
+        if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0 && errno != EINVAL)
+            fail("drop", "bounding set");
+    /* Nothing that runs from now on gains or loses capabilities by being or becoming root. */
+    check(prctl(PR_SET_SECUREBITS, SECUREBITS_NOTHING, 0, 0, 0), "drop", "securebits");
+    if (rootful)
+        check(setgroups(0, NULL), "drop", "setgroups");
+    check(setresgid(gid, gid, gid), "drop", "setresgid");
+    check(setresuid(uid, uid, uid), "drop", "setresuid");
+    set_capabilities((uint32_t)number("drop", c->argv[3]));
+}
+
+static void allow(const struct cursor *c)
+{
+    errno = E2BIG;
+    if (allowed_count == ALLOW_MAX)
+        fail("allow", c->argv[1]);
+    allowed[allowed_count].path = c->argv[1];
+    allowed[allowed_count++].writable = strcmp(c->argv[2], "rw") == 0;
+}
+
+/* ---- Landlock and seccomp ---- */
+
+static void landlock(void)
+{
+    int abi = (int)syscall(NR_LANDLOCK_CREATE, NULL, 0, LANDLOCK_ASK_VERSION);
+    if (abi < 1)
+        return; /* defence in depth where the kernel has it; what is enforced is read back and reported */
+    const uint64_t read_bits = (1u << 0) | (1u << 2) | (1u << 3); /* execute, read file, read directory */
+    uint64_t all = (1u << 13) - 1;
+    if (abi >= 2)
+        all |= 1u << 13; /* refer */
+    if (abi >= 3)
+        all |= 1u << 14; /* truncate */
+    if (abi >= 5)
+        all |= 1u << 15; /* ioctl on devices */
+    const uint64_t directory_bits = all & ~((1u << 0) | (1u << 1) | (1u << 2) | (1u << 14) | (1u << 15));
+    struct landlock_attributes attr = { .fs = all, .scoped = abi >= 6 ? 3 : 0 };
+    size_t size = abi >= 6 ? sizeof attr : abi >= 4 ? 16 : 8;
+    int ruleset = (int)check(syscall(NR_LANDLOCK_CREATE, &attr, size, 0u), "landlock", "create");
+    for (size_t i = 0; i < allowed_count; i++) {
+        struct stat st;
+        int fd = open(allowed[i].path, O_PATH | O_CLOEXEC);
+        if (fd < 0 && errno == ENOENT)
+            continue;
+        check(fd, "landlock", allowed[i].path);
+        check(fstat(fd, &st), "landlock", allowed[i].path);
+        struct landlock_rule rule = { .access = allowed[i].writable ? all : read_bits, .parent = fd };
+        if (!S_ISDIR(st.st_mode))
+            rule.access &= ~directory_bits;
+        check(syscall(NR_LANDLOCK_ADD, ruleset, LANDLOCK_BENEATH, &rule, 0u), "landlock", allowed[i].path);
+        close(fd);
+    }
+    check(syscall(NR_LANDLOCK_RESTRICT, ruleset, 0u), "landlock", "restrict");
+    close(ruleset);
+}
+
+static void confine(int seccomp_fd)
+{
+    static struct filter_instruction filter[4096];
+    struct filter_program program = { .filter = filter };
+    check(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "confine", "no_new_privs");
+    landlock();
+    ssize_t n = read(seccomp_fd, filter, sizeof filter);
+    errno = n < 0 ? errno : EINVAL;
+    if (n <= 0 || (size_t)n % sizeof filter[0] != 0)
+        fail("seccomp", "program");
+    program.len = (unsigned short)((size_t)n / sizeof filter[0]);
+    check(syscall(SYS_seccomp, SECCOMP_INSTALL, 0, &program), "seccomp", "install");
+}
+
+/* ---- the new process ---- */
+
+static rlim_t guest_limit(const char *text)
+{
+    return strcmp(text, "-") == 0 ? RLIM_INFINITY : (rlim_t)number("guest", text);
+}
+
+static void configure_guest(const struct cursor *c)
+{
+    sk_config = (struct sk_guest_config){ .listen_fd = 3 };
+    for (int i = 1; i < c->argc; i++) {
+        char *value = strchr(c->argv[i], '=');
+        errno = EINVAL;
+        if (value == NULL)
+            fail("guest", c->argv[i]);
+        *value++ = 0;
+        const char *key = c->argv[i];
+        if (strcmp(key, "workspace") == 0)
+            sk_config.workspace = value;
+        else if (strcmp(key, "tmp") == 0)
+            sk_config.tmp = value;
+        else if (strcmp(key, "run") == 0)
+            sk_config.run = value;
+        else if (strcmp(key, "uid") == 0)
+            sk_config.uid = (uid_t)number("guest", value);
+        else if (strcmp(key, "gid") == 0)
+            sk_config.gid = (gid_t)number("guest", value);
+        else if (strcmp(key, "switch") == 0)
+            sk_config.switch_users = *value == '1';
+        else if (strcmp(key, "fds") == 0)
+            sk_config.fds = guest_limit(value);
+        else if (strcmp(key, "processes") == 0)
+            sk_config.processes = guest_limit(value);
+        else if (strcmp(key, "data") == 0)
+            sk_config.data = guest_limit(value);
+        else if (strcmp(key, "file_size") == 0)
+            sk_config.file_size = guest_limit(value);
+        else
+            fail("guest", key);
+    }
+    sk_roots.workspace_path = sk_config.workspace;
+    sk_roots.tmp_path = sk_config.tmp;
+    const int flags = O_PATH | O_DIRECTORY | O_CLOEXEC;
+    sk_roots.workspace_fd = (int)check(open(sk_config.workspace, flags), "guest", sk_config.workspace);
+    sk_roots.tmp_fd = (int)check(open(sk_config.tmp, flags), "guest", sk_config.tmp);
+    check(chdir(sk_config.workspace), "guest", "workspace");
+}
+
+static void execute(struct cursor *c)
+{
+    if (is(c, "join", 1))
+        join(c->argv[1]);
+    else if (is(c, "newroot", 2))
+        new_root(c);
+    else if (is(c, "dir", 2))
+        check(mkdirat(root_fd, c->argv[1], (mode_t)number("dir", c->argv[2])), "dir", c->argv[1]);
+    else if (is(c, "symlink", 2))
+        check(symlinkat(c->argv[1], root_fd, c->argv[2]), "symlink", c->argv[2]);
+    else if (is(c, "file", 2))
+        make_file(c->argv[1], c->argv[2]);
+    else if (is(c, "place", 2))
+        attach("place", slots[slot("place", c->argv[1])], c->argv[2]);
+    else if (is(c, "mountfd", 2))
+        attach("mountfd", (int)number("mountfd", c->argv[1]), c->argv[2]);
+    else if (is(c, "tmpfs", 3))
+        attach("tmpfs",
+               new_filesystem("tmpfs", c->argv[2],
+                              ATTR_NOSUID | ATTR_NODEV | (strstr(c->argv[3], "noexec") ? ATTR_NOEXEC : 0)),
+               c->argv[1]);
+    else if (is(c, "proc", 1)) {
+        char none[1] = "";
+        attach("proc", new_filesystem("proc", none, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC), c->argv[1]);
+    } else if (is(c, "devpts", 1)) {
+        char options[] = "newinstance,ptmxmode=0666,mode=0620";
+        attach("devpts", new_filesystem("devpts", options, ATTR_NOSUID | ATTR_NOEXEC), c->argv[1]);
+    } else if (is(c, "mask", 1))
+        mask(c->argv[1]);
+    else if (is(c, "readonly", 1))
+        make_readonly(c->argv[1]);
+    else if (is(c, "seal", 0))
+        check(set_attributes(root_fd, 0, ATTR_RDONLY, 0), "seal", "");
+    else if (is(c, "pivot", 0))
+        pivot();
+    else if (is(c, "hostname", 1))
+        check(sethostname(c->argv[1], strlen(c->argv[1])), "hostname", c->argv[1]);
+    else if (is(c, "loopback", 0))
+        loopback();
+    else if (is(c, "rlimit", 2))
+        limit(c);
+    else if (is(c, "drop", 3))
+        drop(c);
+    else if (is(c, "allow", 2))
+        allow(c);
+    else if (is(c, "confine", 0))
+        confine(4);
+    else if (strcmp(c->argv[0], "guest") == 0)
+        configure_guest(c);
+    else if (is(c, "tree", 3)) { /* with the powers of root the parent has done it; else only we can */
+        if (!rootful)
+            open_source(c);
+    } else if (strcmp(c->argv[0], "mode") != 0 && strcmp(c->argv[0], "map") != 0 && strcmp(c->argv[0], "cgroup") != 0) {
+        errno = EINVAL;
+        fail("unknown-step", c->argv[0]);
+    }
+}
+
+static _Noreturn void become_guest(void)
+{
+    struct cursor c = { 0 };
+    if (setsid() < 0 && !bare)
+        fail("setsid", "");
+    /* The session keyring of whoever started the daemon does not come along. */
+    syscall(SYS_keyctl, 1 /* join a new session keyring */, NULL);
+    if (!bare)
+        check(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), "private-mounts", "/");
+    while (next_step(&c))
+        execute(&c);
+    errno = EINVAL;
+    if (sk_config.workspace == NULL)
+        fail("guest", "the last step is missing");
+    /* From here on: 0 to 2 are /dev/null, 3 is the listening socket, 4 and 5 the roots, 6 the status. */
+    int null = (int)check(open("/dev/null", O_RDWR), "descriptors", "/dev/null");
+    int workspace = sk_roots.workspace_fd, tmp = sk_roots.tmp_fd, status = status_fd;
+    workspace = (int)check(fcntl(workspace, F_DUPFD_CLOEXEC, 100), "descriptors", "workspace");
+    tmp = (int)check(fcntl(tmp, F_DUPFD_CLOEXEC, 100), "descriptors", "tmp");
+    status = (int)check(fcntl(status, F_DUPFD_CLOEXEC, 100), "descriptors", "status");
+    null = (int)check(fcntl(null, F_DUPFD_CLOEXEC, 100), "descriptors", "null");
+    status_fd = status;
+    for (int fd = 0; fd < 3; fd++)
+        check(dup2(null, fd), "descriptors", "dup2");
+    check(dup3(workspace, 4, O_CLOEXEC), "descriptors", "dup3");
+    check(dup3(tmp, 5, O_CLOEXEC), "descriptors", "dup3");
+    check(dup3(status, 6, O_CLOEXEC), "descriptors", "dup3");
+    status_fd = 6;
+    check(fcntl(3, F_SETFD, FD_CLOEXEC), "descriptors", "listening socket");
+    check(syscall(NR_CLOSE_RANGE, 7u, ~0u, 0), "descriptors", "close_range");
+    sk_roots.workspace_fd = 4;
+    sk_roots.tmp_fd = 5;
+    /* No process inside, of whatever user, may look into this one. */
+    check(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable", "");
+    prctl(PR_SET_NAME, "skerry-init", 0, 0, 0);
+    check(write(status_fd, "R\n", 2), "ready", "");
+    close(status_fd);
+    _exit(sk_guest_main());
+}
+
+/* ---- the launching process ---- */
+
+static void write_map(pid_t pid, const char *file, const char *content)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, file);
+    int fd = (int)check(open(path, O_WRONLY | O_CLOEXEC), "map", file);
+    size_t len = strlen(content);
+    if (write(fd, content, len) != (ssize_t)len)
+        fail("map", file);
+    close(fd);
+}
+
+static void apply_idmaps(pid_t pid)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/ns/user", (int)pid);
+    for (int i = 0; i < SLOTS_MAX; i++) {
+        if (!slot_idmap[i])
+            continue;
+        int userns = (int)check(open(path, O_RDONLY | O_CLOEXEC), "idmap", path);
+        /* A file system without id-mapped mounts shows its files as nobody's: less pretty, no less safe. */
+        (void)set_attributes(slots[i], 0, ATTR_IDMAP, (uint64_t)userns);
+        close(userns);
+    }
+}
+
+int sk_launch_main(void)
+{
+    struct cursor c = { 0 };
+    char *uids = NULL, *gids = NULL, *cgroup = NULL;
+    int sync[2];
+    char go;
+
+    umask(022);
+    signal(SIGPIPE, SIG_IGN);
+    check(fcntl(1, F_SETFD, FD_CLOEXEC), "status", "");
+    check(chdir("/"), "chdir", "/");
+    read_steps();
+    while (next_step(&c)) {
+        if (is(&c, "mode", 1)) {
+            rootful = strcmp(c.argv[1], "rootful") == 0;
+            bare = strcmp(c.argv[1], "bare") == 0;
+        } else if (is(&c, "map", 2)) {
+            uids = c.argv[1];
+            gids = c.argv[2];
+        } else if (is(&c, "cgroup", 1)) {
+            cgroup = c.argv[1];
+        } else if (rootful && is(&c, "tree", 3)) {
+            open_source(&c);
+        }
+    }
+    if (bare) {
+        dprintf(status_fd, "P%d\n", (int)getpid());
+        check(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "subreaper", "");
+        become_guest();
+    }
+    errno = EINVAL;
+    if (uids == NULL)
+        fail("map", "missing");
+    check(pipe2(sync, O_CLOEXEC), "pipe", "");
+    struct clone_request args = { .flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC |
+                                         CLONE_NEWUTS | CLONE_NEWCGROUP | CLONE_PARENT };
+    if (cgroup != NULL) {
+        args.flags |= INTO_CGROUP;
+        args.cgroup = (uint64_t)check(open(cgroup, O_PATH | O_DIRECTORY | O_CLOEXEC), "cgroup", cgroup);
+    }
+    long pid = syscall(NR_CLONE3, &args, sizeof args);
+    check(pid, "namespaces", cgroup ? cgroup : "");
+    if (pid == 0) {
+        close(sync[1]);
+        /* EOF: the parent failed, and has said so. */
+        if (read(sync[0], &go, 1) != 1)
+            _exit(1);
+        close(sync[0]);
+        if (rootful) {
+            check(setgroups(0, NULL), "users", "setgroups");
+            check(setresgid(0, 0, 0), "users", "setresgid");
+            check(setresuid(0, 0, 0), "users", "setresuid");
+        }
+        become_guest();
+    }
+    dprintf(status_fd, "P%ld\n", pid);
+    if (!rootful)
+        write_map((pid_t)pid, "setgroups", "deny");
+    write_map((pid_t)pid, "uid_map", uids);
+    write_map((pid_t)pid, "gid_map", gids);
+    if (rootful)
+        apply_idmaps((pid_t)pid);
+    check(write(sync[1], "g", 1), "go", "");
+    return 0;
+}

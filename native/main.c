@@ -1,0 +1,43 @@
+/* Skerry's native helper: one static binary, PID 1 of every environment.
+ *
+ * Theory of operation
+ *
+ *   daemon ──spawn──> launch ──clone3──> init (PID 1 inside) ──fork──> supervisor ──vfork──> workload
+ *                       │                  │  ▲                           │  ▲
+ *                       └── maps, then     │  └── reports through a pipe ─┘  └── everything that it starts
+ *                           exits          │                                   stays below the supervisor,
+ *                                          └── one stream socket to the        which is a child subreaper
+ *                                              daemon: the guest protocol
+ *
+ * launch.c  reads a list of steps from a file descriptor and executes them: namespaces, mounts, limits,
+ *           users, Landlock, seccomp. It holds no policy; the list is the policy. The process that has
+ *           executed all steps *becomes* the guest, without another exec.
+ * guest.c   the event loop: accepts the daemon's connection (a new one replaces the old one, so that a
+ *           restarted daemon finds its environments again), decodes frames, dispatches.
+ * process.c starts executions, moves their bytes under flow control, signals and kills their trees.
+ * shell.c   stateful shells: a shell forks for every command, and the fork that ran the command to its end
+ *           becomes the shell.
+ * files.c   short file operations. Long ones are applets (applets.c, tar.c): they run as executions.
+ * paths.c   resolves callers' paths without ever leaving the workspace or /tmp.
+ *
+ * The guest runs as the workload's own user, keeps at most three capabilities inside its user namespace (to
+ * switch users and to signal them), cannot be dumped or traced, and is immune to signals from inside, being
+ * PID 1. It is not trusted by the daemon: whoever takes it over gains nothing outside of the environment.
+ *
+ * The binary runs from a sealed memfd, so /proc/self/exe leads to nothing that could be overwritten.
+ */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "skerry.h"
+
+int main(int argc, char **argv)
+{
+    if (argc == 2 && strcmp(argv[1], "launch") == 0)
+        return sk_launch_main();
+    if (argc == 2 && strcmp(argv[1], "version") == 0)
+        return printf("%d\n", SK_PROTOCOL_VERSION) < 0;
+    fputs("skerry-guest is started by the Skerry daemon; see `skerry --help`\n", stderr);
+    return 2;
+}

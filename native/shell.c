@@ -1,0 +1,425 @@
+/* Stateful shells: variables, functions, options and working directory live on from one command to the next.
+ *
+ * The shell is an ordinary bash (or sh) that runs a loop of ours. For each command it forks; the fork runs the
+ * command and, having reached its end, says "d" (done) and goes on as the loop: it holds the new state in its
+ * memory, nothing has to be saved or parsed. The guest then kills the shell that waited for it. A fork that does
+ * not reach its end (exit, exec, set -e, killed at a timeout) leaves the shell that waited for it, which says "x"
+ * and has the state from before the command. A command's own processes never share the shell's pipes: its stdio
+ * are FIFOs made for it alone, and the loop's descriptors 8 and 9 are closed while it runs.
+ *
+ * The loop nests one level deeper with each command, so bash is now and then told ("r") to write its state to a
+ * file and to start over from it.
+ *
+ * What the shell says is the workload's word: it can be forged from inside, and only misleads about that very
+ * environment. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "kernel.h"
+#include "skerry.h"
+
+#define DEPTH_MAX 128
+#define SHELLS_MAX 64
+
+static const char bash_loop[] =
+    "while IFS= builtin read -r -u 8 __skerry_n; do\n"
+    "if [[ $__skerry_n == r ]]; then\n"
+    "  { builtin declare -p && builtin declare -f && builtin alias -p && builtin shopt -p; builtin set +o; }"
+    " >\"$__skerry_d/state\" 2>/dev/null &&"
+    " builtin exec \"$BASH\" --norc --noprofile -c '. \"$1/state\" 2>/dev/null; builtin set --;"
+    " builtin eval \"$__skerry\"' bash \"$__skerry_d\"\n"
+    "  builtin continue\n"
+    "fi\n"
+    "(\n"
+    "IFS= builtin read -r -d '' __skerry_c <\"$__skerry_d/$__skerry_n.c\"\n"
+    "[[ $__skerry_o != *e* ]] || builtin set -e\n"
+    "builtin eval \"$__skerry_c\" <\"$__skerry_d/$__skerry_n.i\" >\"$__skerry_d/$__skerry_n.o\""
+    " 2>\"$__skerry_d/$__skerry_n.e\" 8<&- 9>&-\n"
+    "__skerry_s=$? __skerry_o=$-\n"
+    "builtin set +e\n"
+    "builtin printf 'd %s %s\\n' \"$__skerry_s\" \"$BASHPID\" >&9\n"
+    "builtin eval \"$__skerry\"\n"
+    "builtin exit\n"
+    ")\n"
+    "builtin printf 'x %s\\n' \"$?\" >&9\n"
+    "done\n";
+
+static const char sh_loop[] =
+    "while IFS= read -r __skerry_n <&8; do\n"
+    "[ \"$__skerry_n\" = r ] && continue\n"
+    "(\n"
+    "read -r __skerry_p __skerry_c </proc/self/stat\n"
+    "case $__skerry_o in *e*) set -e;; esac\n"
+    ". \"$__skerry_d/$__skerry_n.c\" <\"$__skerry_d/$__skerry_n.i\" >\"$__skerry_d/$__skerry_n.o\""
+    " 2>\"$__skerry_d/$__skerry_n.e\" 8<&- 9>&-\n"
+    "__skerry_s=$? __skerry_o=$-\n"
+    "set +e\n"
+    "echo \"d $__skerry_s $__skerry_p\" >&9\n"
+    "eval \"$__skerry\"\n"
+    "exit\n"
+    ")\n"
+    "echo \"x $?\" >&9\n"
+    "done\n";
+
+static const char begin[] = "readonly __skerry=\"$1\" __skerry_d=\"$2\"; __skerry_o=; set --; eval \"$__skerry\"";
+
+struct shell {
+    struct shell *next;
+    char name[32];
+    pid_t supervisor; /* 0: not started, or gone */
+    pid_t pid;        /* the shell that waits for commands */
+    int control;
+    struct sk_source said, report, alive;
+    struct sk_process *current;
+    bool forked; /* the supervisor has started it */
+    bool broken; /* no more commands for it; it stays while its supervisor does */
+    uint32_t number;
+    unsigned depth;
+    struct sk_tree *survivors; /* what earlier commands left running */
+    char line[64];
+    size_t line_len;
+};
+
+static struct shell *shells;
+static uint32_t next_number;
+
+static void path_of(char *out, size_t size, uint32_t number, const char *suffix)
+{
+    snprintf(out, size, "%s/%u.%s", sk_config.run, number, suffix);
+}
+
+static void remove_files(uint32_t number)
+{
+    char path[PATH_MAX];
+    for (const char *suffix = "cioe"; *suffix; suffix++) {
+        path_of(path, sizeof path, number, (char[2]){ *suffix, 0 });
+        unlink(path);
+    }
+}
+
+static void finish(struct shell *sh, int code, int signo)
+{
+    struct sk_process *p = sh->current;
+    if (p == NULL)
+        return;
+    sh->current = NULL;
+    remove_files(sh->number);
+    free(sh->survivors);
+    sh->survivors = NULL;
+    sk_process_exited(p, code, signo, NULL);
+}
+
+static void forget(struct shell *sh)
+{
+    for (struct shell **link = &shells; *link != NULL; link = &(*link)->next)
+        if (*link == sh) {
+            *link = sh->next;
+            break;
+        }
+    sk_unwatch(&sh->said);
+    sk_unwatch(&sh->report);
+    sk_unwatch(&sh->alive);
+    if (sh->control >= 0)
+        close(sh->control);
+    free(sh->survivors);
+    free(sh);
+}
+
+/* The shell itself was killed from inside. Its command ends with it; what earlier commands left lives on. */
+static void break_shell(struct shell *sh)
+{
+    static struct sk_tree tree;
+    sk_unwatch(&sh->alive);
+    sk_unwatch(&sh->said);
+    sh->broken = true;
+    sk_tree_read(&tree, sh->supervisor, 0, sh->survivors);
+    for (size_t i = 0; i < tree.count && sh->current != NULL; i++)
+        kill(tree.pids[i], SIGKILL);
+    if (sh->control >= 0)
+        close(sh->control);
+    sh->control = -1;
+    finish(sh, 128 + SIGKILL, SIGKILL);
+}
+
+static void alive_ready(struct sk_source *source, uint32_t events)
+{
+    (void)events;
+    break_shell((struct shell *)((char *)source - offsetof(struct shell, alive)));
+}
+
+static void follow(struct shell *sh, pid_t pid)
+{
+    sk_unwatch(&sh->alive);
+    sh->pid = pid;
+    sh->alive = (struct sk_source){ .fd = (int)syscall(NR_PIDFD_OPEN, pid, 0), .ready = alive_ready };
+    if (sh->alive.fd < 0)
+        break_shell(sh);
+    else
+        sk_watch(&sh->alive, EPOLLIN);
+}
+
+static void tell(struct shell *sh, const char *text)
+{
+    size_t len = strlen(text);
+    if (sh->control >= 0 && write(sh->control, text, len) != (ssize_t)len)
+        break_shell(sh);
+}
+
+static void heard(struct shell *sh, const char *line)
+{
+    int code = 0, pid = 0;
+    if (sscanf(line, "x %d", &code) == 1) {
+        finish(sh, code & 255, 0);
+    } else if (sscanf(line, "d %d %d", &code, &pid) == 2 && sh->current != NULL && sk_parent_of(pid) == sh->pid) {
+        pid_t old = sh->pid;
+        follow(sh, pid);
+        if (sh->broken)
+            return;
+        kill(old, SIGKILL);
+        finish(sh, code & 255, 0);
+        if (++sh->depth >= DEPTH_MAX) {
+            sh->depth = 0;
+            tell(sh, "r\n");
+        }
+    }
+    /* "d" of a fork that is dead already is followed by an "x"; anything else is noise from inside. */
+}
+
+static void said_ready(struct sk_source *source, uint32_t events)
+{
+    struct shell *sh = (struct shell *)((char *)source - offsetof(struct shell, said));
+    (void)events;
+    ssize_t n = read(source->fd, sh->line + sh->line_len, sizeof sh->line - 1 - sh->line_len);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n <= 0) {
+        break_shell(sh);
+        return;
+    }
+    sh->line_len += (size_t)n;
+    sh->line[sh->line_len] = 0;
+    for (char *end; (end = strchr(sh->line, '\n')) != NULL;) {
+        *end = 0;
+        char line[sizeof sh->line];
+        memcpy(line, sh->line, sizeof line);
+        sh->line_len -= (size_t)(end + 1 - sh->line);
+        memmove(sh->line, end + 1, sh->line_len + 1);
+        heard(sh, line);
+        if (sh->broken)
+            return;
+    }
+    if (sh->line_len == sizeof sh->line - 1)
+        sh->line_len = 0; /* no line of the loop is that long */
+}
+
+static void report_ready(struct sk_source *source, uint32_t events)
+{
+    struct shell *sh = (struct shell *)((char *)source - offsetof(struct shell, report));
+    struct sk_report report;
+    (void)events;
+    ssize_t n = read(source->fd, &report, sizeof report);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    sk_unwatch(source); /* only the start is of interest: the loop tells the rest */
+    if (n == sizeof report && report.kind == SK_REPORT_STARTED) {
+        sh->forked = true;
+        follow(sh, report.value);
+        if (sh->current != NULL)
+            sk_process_started(sh->current, 0);
+        return;
+    }
+    struct sk_process *p = sh->current;
+    sh->current = NULL;
+    sh->broken = true;
+    remove_files(sh->number);
+    if (p != NULL)
+        sk_process_abort(p, n == sizeof report ? report.error : EIO, "the shell could not be started");
+}
+
+/* ---- starting ---- */
+
+static struct shell *find(const char *name)
+{
+    struct shell *sh = shells;
+    while (sh != NULL && (sh->broken || strcmp(sh->name, name) != 0))
+        sh = sh->next;
+    return sh;
+}
+
+static int high(int fd) /* out of the way of descriptors 8 and 9 */
+{
+    int moved = fcntl(fd, F_DUPFD_CLOEXEC, 32);
+    close(fd);
+    return moved;
+}
+
+static struct shell *start_shell(const struct sk_start *start)
+{
+    static const char *const places[] = { "/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh" };
+    int control[2], said[2], report[2], null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    size_t place = 0;
+    struct shell *sh = calloc(1, sizeof *sh);
+    if (sh == NULL || null < 0 || pipe2(control, O_CLOEXEC) < 0 || pipe2(said, O_CLOEXEC) < 0 || pipe2(report, O_CLOEXEC) < 0) {
+        free(sh); /* out of descriptors: they are few and the guest is not used up by this path */
+        return NULL;
+    }
+    while (place < 3 && access(places[place], X_OK) < 0)
+        place++;
+    bool bash = place < 3;
+    char *argv_bash[] = { (char *)(uintptr_t)places[place], "--norc", "--noprofile", "-c", (char *)(uintptr_t)begin, "bash",
+                          (char *)(uintptr_t)bash_loop, (char *)(uintptr_t)sk_config.run, NULL };
+    char *argv_sh[] = { (char *)(uintptr_t)places[place], "-c", (char *)(uintptr_t)begin, "sh", (char *)(uintptr_t)sh_loop,
+                        (char *)(uintptr_t)sk_config.run, NULL };
+    struct sk_start own = *start;
+    own.argv = bash ? argv_bash : argv_sh;
+    own.applet = NULL;
+    int stdio[3] = { null, null, null }, extra[2] = { high(control[0]), high(said[1]) };
+    snprintf(sh->name, sizeof sh->name, "%s", start->shell);
+    sh->control = control[1];
+    sh->said = (struct sk_source){ .fd = said[0], .ready = said_ready };
+    sh->report = (struct sk_source){ .fd = report[0], .ready = report_ready };
+    sh->alive.fd = -1;
+    sh->supervisor = sk_supervise(&own, stdio, false, report[1], extra);
+    close(null);
+    close(extra[0]);
+    close(extra[1]);
+    close(report[1]);
+    sh->next = shells;
+    shells = sh;
+    if (sh->supervisor < 0) {
+        sh->supervisor = 0;
+        forget(sh);
+        return NULL;
+    }
+    fcntl(said[0], F_SETFL, O_NONBLOCK);
+    fcntl(report[0], F_SETFL, O_NONBLOCK);
+    sk_watch(&sh->said, EPOLLIN);
+    sk_watch(&sh->report, EPOLLIN);
+    return sh;
+}
+
+static int write_command(uint32_t number, const struct sk_start *start)
+{
+    char path[PATH_MAX];
+    path_of(path, sizeof path, number, "c");
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return -1;
+    ssize_t n = write(fd, start->command, start->command_len);
+    close(fd);
+    errno = n < 0 ? errno : ENOSPC;
+    return n == (ssize_t)start->command_len ? 0 : -1;
+}
+
+/* Makes the FIFOs of one command and opens our ends. */
+static int open_streams(uint32_t number, const struct sk_start *start, int ours[3])
+{
+    static const char *const suffixes[3] = { "i", "o", "e" };
+    char path[PATH_MAX];
+    for (int i = 0; i < 3; i++) {
+        path_of(path, sizeof path, number, suffixes[i]);
+        if (i == 0 && !(start->flags & SK_FLAG_STDIN)) {
+            if (symlink("/dev/null", path) < 0)
+                return -1;
+            continue;
+        }
+        /* For writing as well: an open for writing alone would have to wait for the reader. */
+        if (mkfifo(path, 0600) < 0 || (ours[i] = open(path, (i == 0 ? O_RDWR : O_RDONLY) | O_NONBLOCK | O_CLOEXEC)) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+void sk_shell_start(uint32_t id, const struct sk_start *start)
+{
+    static struct sk_tree tree;
+    struct shell *sh = find(start->shell);
+    size_t count = 0;
+    for (struct shell *other = shells; other != NULL; other = other->next)
+        count += !other->broken;
+    if (sh == NULL && (count >= SHELLS_MAX || strlen(start->shell) >= sizeof sh->name)) {
+        sk_send_error(id, count >= SHELLS_MAX ? EMFILE : ENAMETOOLONG, "shells");
+        return;
+    }
+    if (sh != NULL && sh->current != NULL) {
+        sk_send_error(id, EBUSY, "the shell is busy");
+        return;
+    }
+    int ours[3] = { -1, -1, -1 };
+    uint32_t number = ++next_number;
+    struct sk_process *p = sk_process_new(id, start);
+    if (p == NULL) {
+        sk_send_error(id, ENOMEM, "processes");
+        return;
+    }
+    int bad = write_command(number, start) < 0 || open_streams(number, start, ours) < 0, error = errno;
+    for (int i = 0; i < 3; i++)
+        sk_process_stream(p, i, ours[i]);
+    if (!bad && sh == NULL) {
+        sh = start_shell(start);
+        error = errno;
+        bad = sh == NULL;
+    }
+    if (bad) {
+        remove_files(number);
+        sk_process_abort(p, error, "the shell could not be started");
+        return;
+    }
+    if (sh->forked) {
+        sk_tree_read(&tree, sh->supervisor, sh->pid, NULL);
+        if (tree.count > 0 && (sh->survivors = malloc(sizeof *sh->survivors)) != NULL)
+            memcpy(sh->survivors, &tree, sizeof tree);
+        sk_process_started(p, 0);
+    }
+    sh->current = p;
+    sh->number = number;
+    char line[16];
+    snprintf(line, sizeof line, "%u\n", number);
+    tell(sh, line);
+}
+
+bool sk_shell_tree(const struct sk_process *process, struct sk_tree *tree)
+{
+    for (struct shell *sh = shells; sh != NULL; sh = sh->next)
+        if (sh->current == process) {
+            sk_tree_read(tree, sh->supervisor, sh->pid, sh->survivors);
+            return true;
+        }
+    return false;
+}
+
+void sk_shell_detach(const struct sk_process *process)
+{
+    for (struct shell *sh = shells; sh != NULL; sh = sh->next)
+        if (sh->current == process)
+            sh->current = NULL;
+}
+
+bool sk_shell_owns(pid_t pid)
+{
+    struct shell *sh = shells;
+    while (sh != NULL && sh->supervisor != pid)
+        sh = sh->next;
+    return sh != NULL;
+}
+
+bool sk_shell_reaped(pid_t pid)
+{
+    for (struct shell *sh = shells; sh != NULL; sh = sh->next)
+        if (sh->supervisor == pid) {
+            sh->supervisor = 0;
+            finish(sh, 128 + SIGKILL, SIGKILL);
+            forget(sh);
+            return true;
+        }
+    return false;
+}

@@ -1,0 +1,82 @@
+/* Which processes descend from which, read from /proc.
+ *
+ * Every execution has a supervisor that is a child subreaper, so whatever the execution starts stays below
+ * that supervisor for good: daemonising only moves a process up to it. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "skerry.h"
+
+struct entry {
+    pid_t pid, parent;
+    bool inside;
+};
+
+static struct entry entries[SK_TREE_MAX];
+
+/* The parent of a process, 0 if it is gone or a zombie. */
+pid_t sk_parent_of(pid_t pid)
+{
+    char path[32], text[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (n <= 0)
+        return 0;
+    text[n] = 0;
+    char *end = strrchr(text, ')'); /* the name before it may hold anything */
+    char state;
+    int parent;
+    if (end == NULL || sscanf(end + 1, " %c %d", &state, &parent) != 2 || state == 'Z' || state == 'X')
+        return 0;
+    return (pid_t)parent;
+}
+
+static bool listed(const struct sk_tree *tree, pid_t pid)
+{
+    for (size_t i = 0; tree != NULL && i < tree->count; i++)
+        if (tree->pids[i] == pid)
+            return true;
+    return false;
+}
+
+void sk_tree_read(struct sk_tree *tree, pid_t root, pid_t spare, const struct sk_tree *survivors)
+{
+    size_t count = 0;
+    tree->count = 0;
+    DIR *dir = opendir("/proc");
+    if (dir == NULL)
+        return;
+    for (struct dirent *d; (d = readdir(dir)) != NULL && count < SK_TREE_MAX;) {
+        if (d->d_name[0] < '1' || d->d_name[0] > '9')
+            continue;
+        pid_t pid = (pid_t)atoi(d->d_name), parent = sk_parent_of(pid);
+        if (parent != 0)
+            entries[count++] = (struct entry){ pid, parent, false };
+    }
+    closedir(dir);
+    /* Parents may have higher numbers than their children, hence until nothing changes. */
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (size_t i = 0; i < count; i++) {
+            if (entries[i].inside)
+                continue;
+            bool inside = entries[i].parent == root;
+            for (size_t j = 0; j < count && !inside; j++)
+                inside = entries[j].inside && entries[j].pid == entries[i].parent;
+            changed |= inside;
+            entries[i].inside = inside;
+        }
+    }
+    for (size_t i = 0; i < count; i++)
+        if (entries[i].inside && entries[i].pid != spare && !listed(survivors, entries[i].pid))
+            tree->pids[tree->count++] = entries[i].pid;
+}
