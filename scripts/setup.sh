@@ -48,17 +48,18 @@ if ! .venv/bin/python -c 'import pip' 2>/dev/null; then
     rm -rf .venv
     "$python" -m venv .venv
 fi
-pip=(.venv/bin/python -m pip --quiet --disable-pip-version-check)
+# Only errors, and without the addresses of this machine's package index.
+pip() { .venv/bin/python -m pip -qq --disable-pip-version-check "$@" 2>&1 | sed -E 's#[a-z+]+://[^ ]*#(index)#g' >&2; }
 
 say "installing Skerry and what it needs"
-"${pip[@]}" install --editable .
+pip install --editable .
 # Without a C compiler, later builds of the native program need the one from PyPI at hand.
-.venv/bin/python scripts/build_native.py --requires | "${pip[@]}" install --requirement /dev/stdin
+.venv/bin/python scripts/build_native.py --requires | pip install --requirement /dev/stdin
 
 for group in "$@"; do
     say "installing the dependency group $group"
     .venv/bin/python -c '
 import sys, tomllib
 print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"][sys.argv[1]]))' "$group" |
-        "${pip[@]}" install --requirement /dev/stdin
+        pip install --requirement /dev/stdin
 done
