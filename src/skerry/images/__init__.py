@@ -1,0 +1,1 @@
+"""Images: immutable root filesystems, and where they come from."""
