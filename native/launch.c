@@ -16,7 +16,8 @@
  *   join FILE                    write "0" to it (a v1 cgroup's `tasks`)
  *   newroot tmpfs OPTIONS | newroot tree SLOT
  *   dir PATH MODE, symlink TARGET PATH, file PATH CONTENT
- *   place SLOT PATH, mountfd FD PATH
+ *   place SLOT PATH
+ *   mountfd FD PATH SUBDIR       an inherited mount, of which only a subdirectory shall be seen
  *   tmpfs PATH OPTIONS FLAGS ("noexec", "ro"), proc PATH, devpts PATH
  *   mask PATH, readonly PATH     skipped where PATH does not exist
  *   seal                         the new root itself becomes read-only
@@ -206,6 +207,19 @@ static int new_filesystem(const char *type, char *options, unsigned attributes)
     int fd = (int)check(syscall(NR_FSMOUNT, fs, 1, attributes), type, "mount");
     close(fs);
     return fd;
+}
+
+/* The whole mount goes to the place first, because only what is mounted can be copied from; a copy of its
+ * subdirectory then covers it for good. */
+static void attach_below(int mount_fd, const char *path, const char *subdirectory)
+{
+    int target = at_root("mountfd", path, 0);
+    check(syscall(NR_MOVE_MOUNT, mount_fd, "", target, "", MOVE_F_EMPTY | MOVE_T_EMPTY), "mountfd", path);
+    int copy = (int)check(syscall(NR_OPEN_TREE, mount_fd, subdirectory, TREE_CLONE | TREE_CLOEXEC), "mountfd", subdirectory);
+    check(syscall(NR_MOVE_MOUNT, copy, "", mount_fd, "", MOVE_F_EMPTY | MOVE_T_EMPTY), "mountfd", path);
+    close(copy);
+    close(mount_fd);
+    close(target);
 }
 
 static void new_root(const struct cursor *c)
@@ -432,8 +446,8 @@ static void execute(struct cursor *c)
         make_file(c->argv[1], c->argv[2]);
     else if (is(c, "place", 2))
         attach("place", slots[slot("place", c->argv[1])], c->argv[2]);
-    else if (is(c, "mountfd", 2))
-        attach("mountfd", (int)number("mountfd", c->argv[1]), c->argv[2]);
+    else if (is(c, "mountfd", 3))
+        attach_below((int)number("mountfd", c->argv[1]), c->argv[2], c->argv[3]);
     else if (is(c, "tmpfs", 3))
         attach("tmpfs",
                new_filesystem("tmpfs", c->argv[2],

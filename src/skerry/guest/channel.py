@@ -1,0 +1,563 @@
+"""One connection to one guest: executions, their streams, short file operations.
+
+The guest is hostile until proven otherwise, and it never is: every id, length and number it sends is checked, no
+future waits for it without an end when the stream breaks, and memory held for it is bounded by the credit that
+was granted. What it says about exit codes is all there is; what it says about resources is not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from skerry.errors import (
+    Busy,
+    Conflict,
+    DiskFull,
+    ExecutionNotFound,
+    FileConflict,
+    FileDenied,
+    FileMissing,
+    GuestFailed,
+    InvalidRequest,
+    LimitReached,
+    PathOutside,
+    SkerryError,
+)
+from skerry.guest import frames
+from skerry.guest.frames import Flag, Frame, ProtocolError, Tag, Type
+from skerry.guest.records import parse_stat
+from skerry.guest.shells import with_context
+from skerry.models import FileInfo
+
+WINDOW = 256 * 1024
+"""Bytes of output of one stream that may be under way: what a slow reader can cost the daemon."""
+STDIN_WINDOW = 65536
+READ_MAX = frames.PAYLOAD_MAX
+WRITE_MAX = 120 * 1024
+START_MAX = frames.PAYLOAD_MAX
+HANDSHAKE_SECONDS = 20.0
+
+_EXIT = struct.Struct("<iIQQQQQ")
+_STARTED = struct.Struct("<IQQ")
+
+
+@dataclass(slots=True)
+class Start:
+    """What to run: an argv, a command for a stateful shell, or one of the guest's applets."""
+
+    argv: list[str] | None = None
+    command: str | None = None
+    shell: str = ""
+    applet: str | None = None
+    cwd: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    """The whole environment of a program; of a shell, when this is its first command."""
+    exports: dict[str, str] = field(default_factory=dict)
+    """For a shell's command: exported before it, and from then on."""
+    uid: int = 1000
+    gid: int = 1000
+    stdin: bool = False
+    pty: tuple[int, int] | None = None
+    output_limit: int | None = None
+    keep: bool = False
+
+    def encode(self) -> bytes:
+        """The payload of START. Raises InvalidRequest when it is too large or holds a NUL."""
+        if self.shell and self.command is not None:
+            command = with_context(self.command, self.cwd, self.exports)
+            parts = [(Tag.SHELL, self.shell), (Tag.COMMAND, command)]
+        else:
+            parts = [(Tag.ARG, argument) for argument in self.argv or []]
+            if self.cwd is not None:
+                parts.append((Tag.CWD, self.cwd))
+        if self.applet is not None:
+            parts.append((Tag.APPLET, self.applet))
+        parts += [(Tag.ENV, f"{name}={value}") for name, value in self.env.items()]
+        pieces = []
+        for tag, text in parts:
+            data = text.encode("utf-8", "surrogateescape")
+            if b"\0" in data:
+                raise InvalidRequest("a command, its arguments and its environment cannot hold a NUL byte")
+            pieces.append(frames.field(tag, data))
+        flags = Flag.STDIN * self.stdin | Flag.PTY * (self.pty is not None) | Flag.KEEP * self.keep
+        pieces.append(frames.field(Tag.FLAGS, struct.pack("<I", flags)))
+        pieces.append(frames.field(Tag.USER, struct.pack("<II", self.uid, self.gid)))
+        pieces.append(frames.field(Tag.CREDIT, struct.pack("<I", WINDOW)))
+        if self.pty is not None:
+            pieces.append(frames.field(Tag.WINSIZE, struct.pack("<HH", *self.pty)))
+        if self.output_limit is not None:
+            pieces.append(frames.field(Tag.LIMIT, struct.pack("<Q", self.output_limit)))
+        payload = b"".join(pieces)
+        if len(payload) > START_MAX:
+            raise InvalidRequest(
+                f"the command with its environment takes {len(payload)} bytes, more than {START_MAX}",
+                hint="write long scripts or data to a file first and run that",
+            )
+        return payload
+
+
+class Exit(NamedTuple):
+    """How an execution ended, in the guest's words."""
+
+    code: int
+    signal: int | None
+    stdout_size: int
+    stderr_size: int
+    cpu_seconds: float
+    max_rss: int
+
+
+class GuestProcessInfo(NamedTuple):
+    id: int
+    pid: int
+    running: bool
+    code: int
+    processes: int
+    """How many processes of it are alive, background ones included."""
+    name: str
+
+
+class GuestProcess:
+    """One execution, as seen through the channel that started it or attached to it."""
+
+    def __init__(self, channel: Channel, id_: int) -> None:
+        self.id = id_
+        self.pid = 0
+        self._channel = channel
+        loop = channel.loop
+        self._started: asyncio.Future[None] = loop.create_future()
+        self._exit: asyncio.Future[Exit] = loop.create_future()
+        self._killed: asyncio.Future[None] | None = None
+        self._output: deque[tuple[int, bytes]] = deque()
+        self._credit = {1: WINDOW, 2: WINDOW}
+        """What the guest may still send of each stream."""
+        self._waiter: asyncio.Future[None] | None = None
+        self._stdin_credit = STDIN_WINDOW
+        self._stdin_waiter: asyncio.Future[None] | None = None
+        for future in (self._started, self._exit):
+            future.add_done_callback(_retrieve)
+
+    async def output(self) -> AsyncIterator[tuple[int, bytes]]:
+        """(1 or 2, bytes) as they come. Taking one lets the guest send as much again."""
+        while True:
+            while self._output:
+                stream, data = self._output.popleft()
+                yield stream, data
+                if not self._exit.done():
+                    self._credit[stream] += len(data)
+                    self._channel.send(Type.CREDIT, self.id, struct.pack("<BI", stream, len(data)))
+            if self._exit.done():
+                return
+            self._waiter = self._channel.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    async def wait(self) -> Exit:
+        """How it ended. Raises GuestFailed when the guest went away first."""
+        return await asyncio.shield(self._exit)
+
+    async def write(self, data: bytes) -> None:
+        """Send input; waits while the program does not take it. Input after its end is dropped."""
+        view = memoryview(data)
+        while view and not self._exit.done():
+            while self._stdin_credit <= 0 and not self._exit.done():
+                self._stdin_waiter = self._channel.loop.create_future()
+                await self._stdin_waiter
+            piece = view[: min(self._stdin_credit, STDIN_WINDOW)]
+            self._stdin_credit -= len(piece)
+            self._channel.send(Type.STDIN, self.id, bytes(piece))
+            view = view[len(piece) :]
+
+    async def close_stdin(self) -> None:
+        if not self._exit.done():
+            self._channel.send(Type.STDIN, self.id)
+
+    def signal(self, number: int) -> None:
+        self._channel.send(Type.SIGNAL, self.id, struct.pack("<I", number))
+
+    def resize(self, rows: int, cols: int) -> None:
+        self._channel.send(Type.RESIZE, self.id, struct.pack("<HH", rows, cols))
+
+    async def kill(self) -> None:
+        """Kill it with everything that it started; returns when nothing of it lives. Raises GuestFailed."""
+        if self._killed is None or self._killed.done():
+            self._killed = self._channel.loop.create_future()
+            self._killed.add_done_callback(_retrieve)
+            self._channel.adopt(self)
+            self._channel.send(Type.KILL, self.id)
+        await asyncio.shield(self._killed)
+
+    def forget(self) -> None:
+        """Let the guest drop what it keeps of an ended execution."""
+        self._channel.drop(self.id)
+
+    # What the guest said; called by the channel.
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.type == Type.OUTPUT:
+            self._on_output(frame.payload)
+        elif frame.type == Type.STARTED:
+            if len(frame.payload) != _STARTED.size:
+                raise ProtocolError("STARTED of the wrong size")
+            self.pid = _STARTED.unpack(frame.payload)[0]
+            if not self._started.done():
+                self._started.set_result(None)
+        elif frame.type == Type.EXIT:
+            if len(frame.payload) != _EXIT.size:
+                raise ProtocolError("EXIT of the wrong size")
+            code, signal, out, err, user, system, rss = _EXIT.unpack(frame.payload)
+            if not 0 <= code <= 255 or signal > 64:
+                raise ProtocolError("EXIT with an impossible code")
+            if not self._exit.done():
+                if not self._started.done():
+                    self._started.set_result(None)
+                self._exit.set_result(Exit(code, signal or None, out, err, (user + system) / 1e6, rss * 1024))
+                self._wake()
+        elif frame.type == Type.STDIN_CREDIT:
+            if len(frame.payload) != 4:
+                raise ProtocolError("STDIN_CREDIT of the wrong size")
+            self._stdin_credit = min(STDIN_WINDOW, self._stdin_credit + struct.unpack("<I", frame.payload)[0])
+            self._wake_stdin()
+        elif frame.type == Type.KILLED:
+            if self._killed is not None and not self._killed.done():
+                self._killed.set_result(None)
+        elif frame.type == Type.ERROR:
+            self.fail(_error(frame.payload, "execution"))
+        else:
+            raise ProtocolError(f"a frame of type {frame.type} for an execution")
+
+    def _on_output(self, payload: bytes) -> None:
+        stream, size = (payload[0] if payload else 0), len(payload) - 1
+        if stream not in (1, 2):
+            raise ProtocolError("output of an unknown stream")
+        self._credit[stream] -= size
+        if self._credit[stream] < 0:
+            raise ProtocolError("more output than was granted")
+        if size and not self._exit.done():
+            self._output.append((stream, payload[1:]))
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
+
+    def fail(self, error: SkerryError) -> None:
+        for future in (self._started, self._exit, self._killed):
+            if future is not None and not future.done():
+                future.set_exception(error)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        self._wake_stdin()
+
+    def _wake_stdin(self) -> None:
+        if self._stdin_waiter is not None and not self._stdin_waiter.done():
+            self._stdin_waiter.set_result(None)
+
+    async def started(self) -> None:
+        await self._started
+
+    @property
+    def exited(self) -> bool:
+        return self._exit.done()
+
+    @property
+    def settled(self) -> bool:
+        """Nothing more is expected from the guest about it."""
+        return self._exit.done() and (self._killed is None or self._killed.done())
+
+
+class Channel(asyncio.Protocol):
+    """The connection. Made by `open()`; when it is gone, `closed` is done with the reason."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.closed: asyncio.Future[str] = loop.create_future()
+        self._hello: asyncio.Future[None] = loop.create_future()
+        self._hello.add_done_callback(_retrieve)
+        self._transport: asyncio.WriteTransport | None = None
+        self._parser = frames.Parser()
+        self._next = 0
+        self._processes: dict[int, GuestProcess] = {}
+        self._requests: dict[int, asyncio.Future[bytes]] = {}
+
+    @classmethod
+    async def open(cls, sock: socket.socket) -> Channel:
+        """Greet the guest at the other end of `sock`, which the channel owns from now on. Raises GuestFailed."""
+        loop = asyncio.get_running_loop()
+        _, channel = await loop.create_connection(lambda: cls(loop), sock=sock)
+        channel.send(Type.HELLO, 0, struct.pack("<I", frames.VERSION))
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                await channel._hello
+        except TimeoutError as error:
+            channel._end("the guest did not answer the greeting")
+            raise GuestFailed("the guest did not answer the greeting") from error
+        return channel
+
+    async def close(self) -> None:
+        self._end("closed")
+
+    # Executions.
+
+    async def start(self, start: Start) -> GuestProcess:
+        """Start an execution. A program that does not exist is one that ends with 127.
+
+        Raises InvalidRequest (a working directory that is not there, a user that is not allowed), Busy (the shell
+        runs another command), LimitReached, GuestFailed.
+        """
+        payload = start.encode()
+        process = GuestProcess(self, self._id())
+        self._processes[process.id] = process
+        self.send(Type.START, process.id, payload)
+        try:
+            await process.started()
+        except asyncio.CancelledError:
+            self.send(Type.KILL, process.id)
+            raise
+        except SkerryError:
+            self._processes.pop(process.id, None)
+            raise
+        return process
+
+    async def attach(self, process_id: int) -> GuestProcess:
+        """Take over a running execution and see its recent output again. Raises ExecutionNotFound, GuestFailed."""
+        process = GuestProcess(self, process_id)
+        # The replay comes on top of the fresh window.
+        process._credit = {1: WINDOW + 65536, 2: WINDOW + 65536}
+        self._processes[process_id] = process
+        self._next = max(self._next, process_id)
+        self.send(Type.ATTACH, process_id, struct.pack("<I", WINDOW))
+        try:
+            await process.started()
+        except SkerryError:
+            self._processes.pop(process_id, None)
+            raise
+        return process
+
+    async def processes(self) -> list[GuestProcessInfo]:
+        data, found = await self._request(Type.LIST), []
+        while data:
+            if len(data) < 24:
+                raise GuestFailed("the guest sent a malformed list")
+            id_, pid, exited, code, count, size = struct.unpack_from("<IIIiII", data)
+            name, data = data[24 : 24 + size], data[24 + size :]
+            found.append(GuestProcessInfo(id_, pid, not exited, code, count, name.decode(errors="replace")))
+        return found
+
+    def adopt(self, process: GuestProcess) -> None:
+        self._processes[process.id] = process
+
+    def drop(self, process_id: int) -> None:
+        self._processes.pop(process_id, None)
+        self.send(Type.FORGET, process_id)
+
+    # Files: one short operation each. Paths are relative to the workspace, or absolute below it or /tmp.
+
+    async def read(self, path: str, offset: int = 0, length: int = READ_MAX) -> bytes:
+        """At most READ_MAX bytes; empty at the end of the file."""
+        fields = frames.field(Tag.OFFSET, struct.pack("<Q", offset))
+        fields += frames.field(Tag.LENGTH, struct.pack("<I", min(length, READ_MAX)))
+        return await self._file(Type.FILE_READ, path, fields)
+
+    async def write(self, path: str, data: bytes, offset: int | None = None) -> None:
+        """Write at most WRITE_MAX bytes; without an offset the file is made, or emptied first."""
+        flags = Flag.PARENTS | (Flag.TRUNCATE if offset is None else 0)
+        fields = frames.field(Tag.FLAGS, struct.pack("<I", flags))
+        fields += frames.field(Tag.OFFSET, struct.pack("<Q", offset or 0)) + frames.field(Tag.DATA, data)
+        await self._file(Type.FILE_WRITE, path, fields)
+
+    async def stat(self, path: str) -> FileInfo:
+        return parse_stat(await self._file(Type.FILE_STAT, path), path)
+
+    async def mkdir(self, path: str) -> None:
+        await self._file(Type.FILE_MKDIR, path)
+
+    async def rename(self, source: str, target: str) -> None:
+        await self._file(Type.FILE_RENAME, source, frames.field(Tag.PATH2, path_bytes(target)))
+
+    async def remove(self, path: str) -> None:
+        """A file, a symlink or an empty directory."""
+        await self._file(Type.FILE_REMOVE, path)
+
+    async def ping(self) -> None:
+        await self._request(Type.PING)
+
+    async def _file(self, type_: Type, path: str, fields: bytes = b"") -> bytes:
+        payload = frames.field(Tag.PATH, path_bytes(path)) + fields
+        try:
+            return await self._request(type_, payload)
+        except SkerryError as error:
+            error.detail.setdefault("path", path.encode("utf-8", "replace").decode())
+            error.message = error.message.replace("{path}", printable(path))
+            error.args = (error.message,)
+            raise
+
+    # The stream.
+
+    def send(self, type_: int, id_: int, payload: bytes = b"") -> None:
+        """Queue a frame; on a closed channel it goes nowhere, and whoever waits for an answer has been told."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frames.encode(type_, id_, payload))
+
+    def _id(self) -> int:
+        self._next = self._next % 0xFFFFFFF0 + 1
+        return self._next
+
+    async def _request(self, type_: Type, payload: bytes = b"") -> bytes:
+        if self.closed.done():
+            raise GuestFailed(f"the guest is gone: {self.closed.result()}")
+        id_ = self._id()
+        future: asyncio.Future[bytes] = self.loop.create_future()
+        future.add_done_callback(_retrieve)
+        self._requests[id_] = future
+        self.send(type_, id_, payload)
+        try:
+            return await future
+        finally:
+            self._requests.pop(id_, None)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._parser.feed(data):
+                self._on_frame(frame)
+        except ProtocolError as error:
+            self._end(f"the guest broke the protocol: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(f"the connection to the guest ended{f': {exc}' if exc else ''}")
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.type == Type.HELLO_REPLY:
+            if frame.id or self._hello.done() or frame.payload != struct.pack("<I", frames.VERSION):
+                raise ProtocolError("an unexpected greeting")
+            self._hello.set_result(None)
+            return
+        if not self._hello.done():
+            raise ProtocolError("something before the greeting")
+        process = self._processes.get(frame.id)
+        if process is not None:
+            process.on_frame(frame)
+            if process.settled:
+                self._processes.pop(frame.id, None)
+            return
+        request = self._requests.get(frame.id)
+        if request is None:
+            return  # an answer to somebody who has gone; ids are not used again
+        if request.done():
+            raise ProtocolError("a second answer")
+        if frame.type in (Type.RESULT, Type.PONG):
+            request.set_result(frame.payload)
+        elif frame.type == Type.ERROR:
+            request.set_exception(_error(frame.payload, "file"))
+        else:
+            raise ProtocolError(f"an answer of type {frame.type}")
+
+    def _end(self, reason: str) -> None:
+        if self.closed.done():
+            return
+        self.closed.set_result(reason)
+        error = GuestFailed(reason)
+        if not self._hello.done():
+            self._hello.set_exception(error)
+        for process in list(self._processes.values()):
+            process.fail(GuestFailed(reason))
+        for future in self._requests.values():
+            if not future.done():
+                future.set_exception(GuestFailed(reason))
+        self._processes.clear()
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def path_bytes(path: str) -> bytes:
+    """A caller's path for the wire. Raises InvalidRequest for what no path can be."""
+    data = path.encode("utf-8", "surrogateescape")
+    if not data:
+        raise InvalidRequest("the path is empty", hint="use '.' for the workspace itself")
+    if b"\0" in data:
+        raise InvalidRequest(f"the path {printable(path)} holds a NUL byte")
+    if len(data) > 4095:
+        raise InvalidRequest(f"the path is {len(data)} bytes long", hint="paths have at most 4095 bytes")
+    return data
+
+
+def printable(path: str) -> str:
+    """A path for messages: quoted, with control characters and odd bytes escaped."""
+    return ascii(path) if any(not c.isprintable() for c in path) else f"'{path}'"
+
+
+def _retrieve(future: asyncio.Future[object]) -> None:
+    """Mark an exception as seen: whoever awaited the future may have gone."""
+    if not future.cancelled():
+        future.exception()
+
+
+_FILE_ERRORS: dict[int, tuple[type[SkerryError], str, str]] = {
+    errno.ENOENT: (FileMissing, "{path} does not exist", ""),
+    errno.ENOTDIR: (FileConflict, "a part of {path} is not a directory", ""),
+    errno.EISDIR: (FileConflict, "{path} is a directory", ""),
+    errno.EEXIST: (FileConflict, "{path} exists already", ""),
+    errno.ENOTEMPTY: (FileConflict, "{path} is not empty", "ask for a recursive removal"),
+    errno.EBUSY: (FileConflict, "{path} cannot be replaced or removed", ""),
+    errno.ENXIO: (FileConflict, "{path} is not a regular file", "pipes, sockets and devices are not read or written"),
+    errno.EXDEV: (PathOutside, "{path} leads outside of /workspace and /tmp", "use a path below /workspace"),
+    errno.ELOOP: (FileConflict, "{path} has too many symlinks", ""),
+    errno.EACCES: (FileDenied, "{path}: permission denied", ""),
+    errno.EPERM: (FileDenied, "{path}: not permitted", ""),
+    errno.EROFS: (FileDenied, "{path} is read-only", "write below /workspace or /tmp"),
+    errno.ENOSPC: (DiskFull, "no space left for {path}", "remove files, or create the environment with more disk"),
+    errno.EDQUOT: (DiskFull, "no space left for {path}", "remove files, or create the environment with more disk"),
+    errno.EFBIG: (DiskFull, "{path} would be larger than the disk limit", ""),
+    errno.ENAMETOOLONG: (InvalidRequest, "a name in {path} is too long", "names have at most 255 bytes"),
+    errno.EINVAL: (InvalidRequest, "{path} is not a valid path", ""),
+}
+
+
+def file_error(number: int, text: str) -> SkerryError:
+    """The exception for a failed file operation; '{path}' in its message stands for the path."""
+    cls, message, hint = _FILE_ERRORS.get(number, (GuestFailed, "{path}: " + text, ""))
+    return cls(message, hint=hint)
+
+
+def _error(payload: bytes, what: str) -> SkerryError:
+    if len(payload) < 4:
+        return GuestFailed("the guest sent a malformed error")
+    number = struct.unpack_from("<I", payload)[0]
+    text = payload[4:].decode(errors="replace")
+    if what == "file":
+        return file_error(number, text)
+    reason = os.strerror(number) if number < 4096 else str(number)
+    if number == errno.EBUSY:
+        return Busy("the shell is running another command")
+    if number == errno.ESRCH:
+        return ExecutionNotFound("no such execution runs in this environment")
+    if number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC):
+        return LimitReached(
+            f"the environment cannot start another process: {text}: {reason}",
+            hint="end something in it, or create it with higher limits (pids, memory)",
+        )
+    if text == "working directory":
+        return InvalidRequest(f"the working directory cannot be used: {reason}")
+    if text == "user":
+        return InvalidRequest(
+            f"this user cannot be used here: {reason}", hint="without root on the host there is only 'appuser'"
+        )
+    if number == errno.ENAMETOOLONG:
+        return InvalidRequest("the shell's name is too long", hint="at most 31 bytes")
+    if number == errno.EEXIST:
+        return Conflict(text)
+    return GuestFailed(f"the guest could not start it: {text}: {reason}")

@@ -1,0 +1,129 @@
+"""The bytes of the guest protocol: native/skerry.h says the same in C.
+
+A frame is a u32 length of what follows, a u8 type, a u32 id and a payload of at most PAYLOAD_MAX bytes; all
+integers are little endian. Ids are chosen by the host: one for each execution and for each request. Requests
+carry fields: u8 tag, u32 length, bytes.
+
+What comes from the guest is hostile input: the parser takes nothing larger than it must, believes no length
+before checking it, and raises ProtocolError on the first thing that makes no sense.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+VERSION = 1
+PAYLOAD_MAX = 128 * 1024
+HEADER = struct.Struct("<IBI")
+
+
+class ProtocolError(Exception):
+    """The other side broke the protocol; the stream cannot be used any further."""
+
+
+class Type(IntEnum):
+    HELLO = 1
+    START = 2
+    STDIN = 3
+    CREDIT = 4
+    SIGNAL = 5
+    KILL = 6
+    RESIZE = 7
+    LIST = 8
+    ATTACH = 9
+    FORGET = 10
+    PING = 11
+    SHUTDOWN = 12
+    FILE_READ = 20
+    FILE_WRITE = 21
+    FILE_STAT = 22
+    FILE_MKDIR = 23
+    FILE_RENAME = 24
+    FILE_REMOVE = 25
+    HELLO_REPLY = 101
+    STARTED = 102
+    OUTPUT = 103
+    STDIN_CREDIT = 104
+    EXIT = 105
+    PONG = 106
+    RESULT = 107
+    ERROR = 108
+    KILLED = 109
+
+
+FROM_GUEST = frozenset(range(Type.HELLO_REPLY, Type.KILLED + 1))
+
+
+class Tag(IntEnum):
+    ARG = 1
+    ENV = 2
+    CWD = 3
+    USER = 4
+    FLAGS = 5
+    WINSIZE = 6
+    LIMIT = 7
+    SHELL = 8
+    COMMAND = 9
+    APPLET = 10
+    CREDIT = 12
+    PATH = 20
+    PATH2 = 21
+    OFFSET = 22
+    LENGTH = 23
+    DATA = 24
+
+
+class Flag(IntEnum):
+    STDIN = 1
+    PTY = 2
+    KEEP = 4
+    TRUNCATE = 8
+    PARENTS = 16
+
+
+class Frame(NamedTuple):
+    type: int
+    id: int
+    payload: bytes
+
+
+def encode(type_: int, id_: int, payload: bytes = b"") -> bytes:
+    """One frame. Raises ProtocolError for a payload that does not fit."""
+    if len(payload) > PAYLOAD_MAX:
+        raise ProtocolError(f"a payload of {len(payload)} bytes does not fit into a frame")
+    return HEADER.pack(len(payload) + 5, type_, id_) + payload
+
+
+def field(tag: int, data: bytes) -> bytes:
+    return struct.pack("<BI", tag, len(data)) + data
+
+
+class Parser:
+    """Frames out of a stream that arrives in pieces. Holds at most one incomplete frame."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that `data` completes. Raises ProtocolError; the parser is useless afterwards."""
+        buffer = self._buffer
+        buffer += data
+        frames: list[Frame] = []
+        at, end = 0, len(buffer)
+        while end - at >= 9:
+            length, type_, id_ = HEADER.unpack_from(buffer, at)
+            if not 5 <= length <= PAYLOAD_MAX + 5:
+                raise ProtocolError(f"a frame of {length} bytes")
+            if type_ not in FROM_GUEST:
+                raise ProtocolError(f"a frame of type {type_}")
+            if end - at < length + 4:
+                break
+            frames.append(Frame(type_, id_, bytes(buffer[at + 9 : at + 4 + length])))
+            at += length + 4
+        if at:
+            del buffer[:at]
+        return frames
