@@ -16,7 +16,7 @@ good() {
             "$("$1" -c 'import sys; print(sys.executable)')" -c '' 2>/dev/null
 }
 
-has_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
+has_venv() { "$1" -c 'import ensurepip, venv; ensurepip.version()' 2>/dev/null; }
 
 interpreter() {
     local candidate fallback=""
