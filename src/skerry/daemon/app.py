@@ -1,0 +1,101 @@
+"""The daemon put together: the only place where its objects are made and joined."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+from fastapi import FastAPI
+
+from skerry import __version__
+from skerry.backends.base import Backend
+from skerry.backends.registry import Registry
+from skerry.daemon.http import answers, attach, environments, executions, files, images, system
+from skerry.daemon.server import Server, listen, unlisten
+from skerry.errors import InvalidRequest
+from skerry.images.store import ImageStore
+from skerry.manager.environments import EnvironmentManager
+from skerry.settings import Home
+
+IDLE_LOOK = 1.0
+
+log = structlog.get_logger("skerry.daemon")
+
+
+def make_registry(home: Home, backend: str | None) -> Registry:
+    """All backends, or the one that the operator has named. Raises InvalidRequest."""
+    from skerry.backends.fake import FakeBackend
+    from skerry.backends.namespace import NamespaceBackend
+
+    makers: dict[str, Callable[[Home], Backend]] = {"namespace": NamespaceBackend, "fake": FakeBackend}
+    if backend is None:
+        return Registry([NamespaceBackend(home)])
+    if backend not in makers:
+        raise InvalidRequest(f"unknown backend {backend!r}", hint=f"known: {', '.join(makers)}")
+    return Registry([makers[backend](home)], chosen=True)
+
+
+def make_app(manager: EnvironmentManager, store: ImageStore, *, home: Home, stop: Callable[[], None]) -> FastAPI:
+    """The routes, joined to what they serve."""
+    app = FastAPI(title="Skerry", openapi_url=None, redirect_slashes=False)
+    app.router.routes.append(executions.execute_route(manager))
+    app.router.routes.append(attach.route(manager))
+    for router in (
+        environments.routes(manager),
+        executions.routes(manager),
+        files.routes(manager),
+        images.routes(store, manager),
+        system.routes(manager, version=__version__, home=home.path, stop=stop),
+    ):
+        app.include_router(router)
+    answers.handle_errors(app)
+    return app
+
+
+async def serve(
+    home: Home, ready: Callable[[], None], *, backend: str | None, idle_exit: float | None
+) -> None:
+    """Sweep, serve until told to stop (or idle for `idle_exit` seconds), and leave nothing. Raises SkerryError."""
+    store = ImageStore(Path(home.images))
+    registry = make_registry(home, backend)
+    manager = EnvironmentManager(registry, store)
+    await asyncio.to_thread(store.sweep)
+    await manager.sweep()
+    sock = listen(home)
+    stopping = asyncio.Event()
+    app = make_app(manager, store, home=home, stop=stopping.set)
+    server = Server(app, ready)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    idling = asyncio.create_task(_idle(server, manager, idle_exit, stopping.set)) if idle_exit else None
+    waiting = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if idling is not None:
+            idling.cancel()
+        waiting.cancel()
+        unlisten(home)
+        if len(manager):
+            log.warning("stopping: all environments are deleted", environments=len(manager))
+        try:
+            await manager.close()
+        finally:
+            server.stop()
+            await serving
+
+
+async def _idle(server: Server, manager: EnvironmentManager, seconds: float, stop: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    since, served = loop.time(), server.served
+    while loop.time() - since < seconds:
+        await asyncio.sleep(min(IDLE_LOOK, seconds))
+        if len(manager) or server.busy or server.served != served:
+            since, served = loop.time(), server.served
+    log.info("idle: nobody needs this daemon any more")
+    stop()

@@ -1,0 +1,108 @@
+"""Routes of images: list, inspect, remove, and the long ones, build and import, which tell how far they are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+
+from skerry.daemon.http.answers import Stream, line, log, reply
+from skerry.daemon.http.requests import Body, Text, query, read_json, read_raw, required
+from skerry.errors import PlatformError, SkerryError
+from skerry.images import definition
+from skerry.images.build import build_image
+from skerry.images.importer import import_archive
+from skerry.images.progress import Progress, Report
+from skerry.images.store import Image, ImageStore
+from skerry.manager.environments import EnvironmentManager
+
+ARCHIVE_LIMIT = 64 << 30
+
+
+class Build(Body):
+    name: Text
+
+
+def routes(store: ImageStore, manager: EnvironmentManager) -> APIRouter:
+    router = APIRouter(prefix="/images")
+
+    @router.get("")
+    async def list_images() -> Response:
+        found = await asyncio.to_thread(store.list)
+        names = sorted(definition.available())
+        return reply({"images": [image.info().to_dict() for image in found], "definitions": names})
+
+    @router.post("/build")
+    async def build(request: Request) -> Response:
+        name = (await read_json(request, Build)).name
+        wanted = definition.find(name)
+        return Stream(_work(lambda report: build_image(wanted, store, report)), "application/x-ndjson")
+
+    @router.post("/import")
+    async def import_image(request: Request) -> Response:
+        name = required(query(request, "name"), "name")
+        archive = await _receive(request, store.root)
+
+        def work(report: Report) -> Image:
+            try:
+                return import_archive(archive, name, store, report)
+            finally:
+                archive.unlink()
+
+        return Stream(_work(work), "application/x-ndjson")
+
+    @router.get("/{ref}")
+    async def inspect(ref: str) -> Response:
+        image = await asyncio.to_thread(store.get, ref)
+        users = manager.in_use().get(image.digest, [])
+        return reply({**image.info().to_dict(), "env": image.env, "environments": users})
+
+    @router.delete("/{ref}")
+    async def remove(ref: str) -> Response:
+        await asyncio.to_thread(store.remove, ref, lambda image: image.digest in manager.in_use())
+        return reply({})
+
+    return router
+
+
+async def _receive(request: Request, folder: Path) -> Path:
+    """The body as a file, which is the caller's to remove. Raises LimitReached, PlatformError."""
+    fd, path = await asyncio.to_thread(tempfile.mkstemp, prefix=".upload-", dir=folder)
+    try:
+        with open(fd, "wb") as file:
+            async for chunk in read_raw(request, ARCHIVE_LIMIT):
+                await asyncio.to_thread(file.write, chunk)
+    except BaseException as error:
+        os.unlink(path)
+        if isinstance(error, OSError):
+            raise PlatformError(f"cannot store the archive: {error.strerror}") from error
+        raise
+    return Path(path)
+
+
+async def _work(job: Callable[[Report], Image]) -> AsyncGenerator[bytes, None]:
+    """Lines of progress of a job in a thread, and at last the image or the error.
+
+    The job goes on to its end when nobody reads any more.
+    """
+    loop = asyncio.get_running_loop()
+    steps: asyncio.Queue[Progress | None] = asyncio.Queue()
+
+    def report(progress: Progress) -> None:
+        loop.call_soon_threadsafe(steps.put_nowait, progress)
+
+    working = loop.run_in_executor(None, job, report)
+    working.add_done_callback(lambda _: steps.put_nowait(None))
+    while (step := await steps.get()) is not None:
+        yield line({"step": step.step, "fraction": step.fraction})
+    try:
+        yield line({"image": (await working).info().to_dict()})
+    except SkerryError as error:
+        yield line({"error": error.to_dict()})
+    except Exception as error:
+        log.exception("work on an image failed")
+        yield line({"error": PlatformError(f"internal error: {error}").to_dict()})

@@ -1,0 +1,141 @@
+"""What a caller wants to run, checked, and as the guest wants it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field
+
+from skerry.errors import InvalidRequest
+from skerry.guest.channel import Start
+from skerry.policy import MIB, seconds
+
+OUTPUT_LIMIT = 1 * MIB
+OUTPUT_LIMIT_MAX = 64 * MIB
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+USERS = {"appuser": 1000, "root": 0}
+_SHELL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,24}")
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One thing to run. Exactly one of `argv` and `text` is given. Raises InvalidRequest when it makes no sense."""
+
+    argv: list[str] | None = None
+    text: str | None = None
+    shell: str = ""
+    """The stateful shell that runs `text`; with "", a `sh` of its own does, and nothing of it stays."""
+    cwd: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    user: str = "appuser"
+    timeout: float | None = None
+    output_limit: int | None = None
+    """Bytes of each stream. None: all of it is passed on, and the recent part kept."""
+    stdin: bool = False
+    pty: tuple[int, int] | None = None
+    """Rows and columns."""
+
+    def __post_init__(self) -> None:
+        if (self.argv is None) == (self.text is None):
+            raise InvalidRequest("give either argv or command")
+        if self.argv is not None and not self.argv:
+            raise InvalidRequest("argv is empty", hint="its first item is the program")
+        if self.argv is not None and not self.argv[0]:
+            raise InvalidRequest("argv begins with an empty string", hint="its first item is the program")
+        if self.shell and not _SHELL_NAME.fullmatch(self.shell):
+            raise InvalidRequest(f"{self.shell!r} is not a name for a shell", hint="up to 24 of A-Z a-z 0-9 _ . -")
+        if self.user not in USERS:
+            raise InvalidRequest(f"unknown user {self.user!r}", hint=f"known: {', '.join(USERS)}")
+        if self.timeout is not None:
+            seconds(self.timeout, "timeout")
+        if self.output_limit is not None and not 0 <= self.output_limit <= OUTPUT_LIMIT_MAX:
+            raise InvalidRequest(f"output_limit must be between 0 and {OUTPUT_LIMIT_MAX}, not {self.output_limit}")
+        if self.pty is not None and not all(0 < size < 1 << 16 for size in self.pty):
+            raise InvalidRequest("a terminal has between 1 and 65535 rows and columns")
+        for what, value in (("command", self.text), ("cwd", self.cwd)):
+            if value is not None:
+                _check_text(value, what)
+        for item in self.argv or ():
+            _check_text(item, "an argument")
+        check_variables(self.env)
+        for name in self.env if self.shell else ():
+            if not _IDENTIFIER.fullmatch(name):
+                raise InvalidRequest(f"a shell cannot export a variable with the name {name!r}")
+
+    @property
+    def label(self) -> str:
+        """The command as text for people."""
+        return shlex.join(self.argv) if self.argv is not None else self.text or ""
+
+    @property
+    def shell_id(self) -> str:
+        """The guest's name for the shell: each user has shells of their own."""
+        return self.shell if self.user == "appuser" else f"{self.shell}@{self.user}"
+
+    def start(self, base: dict[str, str]) -> Start:
+        """The guest's request, with the environment's own variables below those of the command."""
+        env = dict(base)
+        if self.user != "appuser":
+            env["USER"] = env["LOGNAME"] = self.user
+        if self.pty is not None:
+            env.setdefault("TERM", "xterm-256color")
+        uid = USERS[self.user]
+        if self.shell:
+            return Start(
+                command=self.text,
+                shell=self.shell_id,
+                cwd=self.cwd,
+                env=env,
+                exports=self.env,
+                uid=uid,
+                gid=uid,
+                stdin=self.stdin,
+                output_limit=self.output_limit,
+            )
+        env |= self.env
+        return Start(
+            argv=self.argv if self.argv is not None else ["/bin/sh", "-c", self.text or ""],
+            cwd=self.cwd,
+            env=env,
+            uid=uid,
+            gid=uid,
+            stdin=self.stdin,
+            pty=self.pty,
+            output_limit=self.output_limit,
+        )
+
+
+def check_variables(env: dict[str, str]) -> None:
+    """Raises InvalidRequest for names and values that no process can have."""
+    for name, value in env.items():
+        if not name or "=" in name:
+            raise InvalidRequest(f"{name!r} is not a name for a variable")
+        _check_text(name, "a variable's name")
+        _check_text(value, f"the variable {name}")
+
+
+def base_variables(image_env: dict[str, str], workspace: str, env: dict[str, str]) -> dict[str, str]:
+    """The variables of everything that runs in an environment."""
+    return {
+        "PATH": DEFAULT_PATH,
+        "LANG": "C.UTF-8",
+        **image_env,
+        "HOME": workspace,
+        "USER": "appuser",
+        "LOGNAME": "appuser",
+        "SHELL": "/bin/bash",
+        **env,
+    }
+
+
+def _check_text(value: str, what: str) -> None:
+    if "\0" in value:
+        raise InvalidRequest(f"{what} contains a NUL byte")
+    if not value.isascii():
+        try:
+            value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"{what} is not valid text") from error
+

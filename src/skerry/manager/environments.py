@@ -1,0 +1,400 @@
+"""Environments from their creation to their end.
+
+    creating ──> running ──> deleting ──> ended
+        └────────────────────────┘
+
+Delete is legal from every state. However an environment ends (deleted, expired, its guest died, the daemon
+stops), one task brings it down, which everybody who cares awaits; should that fail, the reaper tries again.
+All decisions are taken between two awaits of one event loop, so that none can overtake another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from socket import socket
+
+import structlog
+
+from skerry.backends.base import Backend, Instance, InstanceSpec
+from skerry.backends.registry import Registry
+from skerry.errors import (
+    Conflict,
+    DaemonUnavailable,
+    EnvironmentEnded,
+    EnvironmentNotFound,
+    InvalidRequest,
+    LaunchFailed,
+    SkerryError,
+)
+from skerry.guest.channel import Channel
+from skerry.images.store import Image, ImageStore
+from skerry.manager.commands import base_variables, check_variables
+from skerry.manager.executions import Executions
+from skerry.manager.ids import LENGTH, new_id
+from skerry.manager.reaper import Clock, Lease, Reaper
+from skerry.models import EnvironmentInfo, Outcome, State, Usage
+from skerry.policy import Policy, seconds
+
+START_TIMEOUT = 60.0
+RETRY_AFTER = 30.0
+"""Seconds after which a removal that failed is tried again."""
+REMEMBER_FOR = 86400.0
+REMEMBER_MAX = 1000
+PREFIX_MIN = 3
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+log = structlog.get_logger("skerry.manager")
+
+
+@dataclass(eq=False, slots=True)
+class Environment:
+    """One environment, live or remembered."""
+
+    id: str
+    name: str
+    image: Image
+    policy: Policy
+    backend: Backend
+    isolation: str
+    idle: float
+    variables: dict[str, str]
+    created_at: float
+    expires_at: float
+    lease: Lease = field(init=False)
+    state: State = State.CREATING
+    reason: str = ""
+    ended_at: float = 0.0
+    uses: int = 0
+    """Calls under way that are not executions."""
+    instance: Instance | None = None
+    executions: Executions | None = None
+    creating: asyncio.Task[None] | None = None
+    ending: asyncio.Task[None] | None = None
+    watching: asyncio.Task[None] | None = None
+
+    def busy(self) -> bool:
+        return self.uses > 0 or (self.executions is not None and bool(self.executions.running))
+
+    @property
+    def info(self) -> EnvironmentInfo:
+        return EnvironmentInfo(
+            environment_id=self.id,
+            state=str(self.state),
+            image=self.image.name,
+            image_digest=self.image.digest,
+            isolation=self.isolation,
+            backend=self.backend.name,
+            created_at=self.created_at,
+            expires_at=self.expires_at,
+            lifetime=self.lease.lifetime,
+            idle=self.idle,
+            name=self.name,
+            profile=self.policy.profile,
+            network=self.policy.network,
+            workspace=self.policy.workspace if self.instance is None else self.instance.workspace,
+            limits=asdict(self.policy.limits),
+            enforced=[] if self.instance is None else [row.to_dict() for row in self.instance.enforced],
+            ended_reason=self.reason if self.state is State.ENDED else "",
+        )
+
+
+class EnvironmentManager:
+    """Creates, finds, watches and ends environments."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        images: ImageStore,
+        *,
+        clock: Clock | None = None,
+        open_channel: Callable[[socket], Awaitable[Channel]] = Channel.open,
+    ) -> None:
+        self._registry = registry
+        self._images = images
+        self._clock: Clock = clock or asyncio.get_running_loop()
+        self._open_channel = open_channel
+        self._reaper = Reaper(self._clock, self._expired)
+        self._live: dict[str, Environment] = {}
+        self._names: dict[str, Environment] = {}
+        self._ended: dict[str, Environment] = {}
+        self._closing = False
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    async def sweep(self) -> None:
+        """Remove whatever an earlier daemon of this home left on the host. Raises PlatformError."""
+        for backend in self._registry.backends:
+            for environment_id in await backend.list():
+                log.warning("sweep", environment=environment_id, backend=backend.name)
+                await backend.stop(environment_id)
+
+    async def create(
+        self,
+        *,
+        policy: Policy,
+        image: str = "host",
+        name: str = "",
+        lifetime: float = 3600.0,
+        idle: float = 900.0,
+        env: dict[str, str] | None = None,
+    ) -> Environment:
+        """A running environment, or nothing at all.
+
+        Raises InvalidRequest, Conflict (the name is taken), ImageNotFound, IsolationUnavailable, LaunchFailed,
+        GuestFailed, DiskFull, DaemonUnavailable (it is stopping).
+        """
+        if self._closing:
+            raise DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
+        lifetime, idle = seconds(lifetime, "lifetime"), seconds(idle, "idle")
+        check_variables(env or {})
+        if name and not _NAME.fullmatch(name):
+            raise InvalidRequest(
+                f"{name!r} is not a name for an environment",
+                hint="a letter or digit, then up to 62 of A-Z a-z 0-9 _ . -",
+            )
+        if name in self._names:
+            raise Conflict(f"the name {name!r} is taken by environment {self._names[name].id}")
+        found = self._images.get(image)
+        backend, capabilities = self._registry.pick(policy.isolation)
+        now = time.time()
+        environment = Environment(
+            id=self._new_id(),
+            name=name,
+            image=found,
+            policy=policy,
+            backend=backend,
+            isolation=capabilities.isolation,
+            idle=idle,
+            variables=dict(env or {}),
+            created_at=now,
+            expires_at=now + lifetime,
+        )
+        environment.lease = Lease(self._clock, lifetime, idle, environment.busy)
+        self._live[environment.id] = environment
+        if name:
+            self._names[name] = environment
+        environment.creating = asyncio.create_task(self._start(environment))
+        try:
+            await asyncio.shield(environment.creating)
+        except Exception as error:
+            log.warning("create failed", environment=environment.id, error=str(error))
+            with contextlib.suppress(SkerryError):
+                await self._end(environment, "it could not be started", Outcome.INTERNAL)
+            self._ended.pop(environment.id, None)
+            raise
+        if environment.state is not State.RUNNING:
+            raise self._gone(environment)
+        return environment
+
+    def find(self, ref: str) -> Environment:
+        """By id, name or unique beginning of an id; live ones first. Raises EnvironmentNotFound, InvalidRequest."""
+        found = self._live.get(ref) or self._names.get(ref)
+        if found is not None:
+            return found
+        self._purge()
+        if (ended := self._ended.get(ref)) is not None:
+            return ended
+        if PREFIX_MIN <= len(ref) < LENGTH:
+            for table in (self._live, self._ended):
+                matches = [environment for id, environment in table.items() if id.startswith(ref)]
+                if len(matches) > 1:
+                    raise InvalidRequest(f"{ref!r} is the beginning of {len(matches)} ids", hint="write more of it")
+                if matches:
+                    return matches[0]
+        for environment in reversed(self._ended.values()):
+            if ref and environment.name == ref:
+                return environment
+        raise EnvironmentNotFound(f"no environment {ref!r}", hint="`skerry ls` lists those that run")
+
+    def running(self, ref: str) -> tuple[Environment, Executions]:
+        """One that can be worked with. Raises EnvironmentEnded, Conflict and what `find()` does."""
+        environment = self.find(ref)
+        if environment.state is State.CREATING:
+            raise Conflict(f"environment {environment.id} is still being created", hint="try again in a moment")
+        if environment.state is not State.RUNNING or environment.executions is None:
+            raise self._gone(environment)
+        return environment, environment.executions
+
+    @contextlib.contextmanager
+    def using(self, ref: str) -> Iterator[Channel]:
+        """The channel of an environment, which is in use until the block ends. Raises what `running()` does."""
+        environment, executions = self.running(ref)
+        environment.uses += 1
+        environment.lease.touch()
+        try:
+            yield executions.channel
+        finally:
+            environment.uses -= 1
+            environment.lease.touch()
+
+    def list(self, *, ended: bool = False) -> list[Environment]:
+        """All live environments, oldest first; with `ended` those of the last day before them."""
+        self._purge()
+        return [*(self._ended.values() if ended else ()), *self._live.values()]
+
+    def heartbeat(self, ref: str, lifetime: float | None = None) -> float:
+        """Live for `lifetime` (or what it was created with) from now; returns the new unix time of its end.
+
+        Raises EnvironmentEnded, and what `find()` does.
+        """
+        environment, _ = self.running(ref)
+        lifetime = environment.lease.lifetime if lifetime is None else seconds(lifetime, "lifetime")
+        environment.lease.extend(lifetime)
+        environment.expires_at = time.time() + lifetime
+        self._reaper.watch(environment.id, environment.lease)
+        return environment.expires_at
+
+    async def usage(self, ref: str) -> Usage:
+        """What the kernel has counted; nothing any more for one that has ended."""
+        environment = self.find(ref)
+        if environment.state is not State.RUNNING:
+            return Usage()
+        return await environment.backend.usage(environment.id)
+
+    async def delete(self, ref: str) -> Environment:
+        """End it and remove every trace; any number of callers, at any time. Raises EnvironmentNotFound, PlatformError.
+
+        A caller that is cancelled does not stop the removal.
+        """
+        environment = self.find(ref)
+        if environment.state is not State.ENDED:
+            await self._end(environment, "deleted", Outcome.CANCELED)
+        return environment
+
+    async def delete_all(self, reason: str) -> None:
+        """End all of them. Raises the first PlatformError after having tried each."""
+        ends = [self._end(environment, reason, Outcome.CANCELED) for environment in self._live.values()]
+        for result in await asyncio.gather(*ends, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    async def close(self) -> None:
+        """Take no more, end all, release the backends."""
+        self._closing = True
+        try:
+            await self.delete_all("the daemon stopped")
+        finally:
+            self._reaper.close()
+            for backend in self._registry.backends:
+                await backend.close()
+
+    def in_use(self) -> dict[str, list[str]]:
+        """Image digests and the live environments that stand on them."""
+        found: dict[str, list[str]] = {}
+        for environment in self._live.values():
+            found.setdefault(environment.image.digest, []).append(environment.id)
+        return found
+
+    # ---- the way up ----
+
+    async def _start(self, environment: Environment) -> None:
+        spec = InstanceSpec(environment.id, environment.image, environment.policy)
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                instance = await environment.backend.start(spec)
+                channel = await self._open_channel(await environment.backend.connect(environment.id))
+        except TimeoutError as error:
+            raise LaunchFailed(f"the environment did not start within {START_TIMEOUT:g} s") from error
+        environment.instance = instance
+        environment.executions = Executions(
+            environment.id,
+            environment.backend,
+            channel,
+            base_variables(environment.image.env, instance.workspace_path, environment.variables),
+            touch=environment.lease.touch,
+            lost=lambda reason: self._died(environment, reason),
+        )
+        if environment.state is not State.CREATING:
+            return  # deleted meanwhile; whoever did it waits for this task and removes everything
+        environment.state = State.RUNNING
+        environment.lease.touch()
+        self._reaper.watch(environment.id, environment.lease)
+        channel.closed.add_done_callback(lambda closed: self._died(environment, f"the guest: {closed.result()}"))
+        environment.watching = asyncio.create_task(self._watch(environment))
+        log.info("created", environment=environment.id, image=environment.image.name, isolation=environment.isolation)
+
+    async def _watch(self, environment: Environment) -> None:
+        await environment.backend.wait(environment.id)
+        self._died(environment, "the guest died")
+
+    # ---- the way down ----
+
+    def _expired(self, environment_id: str, reason: str) -> None:
+        self._begin_end(self._live[environment_id], reason, Outcome.CANCELED)
+
+    def _died(self, environment: Environment, reason: str) -> None:
+        if environment.state is not State.RUNNING or environment.executions is None:
+            return
+        if environment.executions.sample().oom_kills > environment.executions.oom_kills:
+            self._begin_end(environment, "out of memory", Outcome.OOM_KILLED)
+        else:
+            self._begin_end(environment, reason, Outcome.INTERNAL)
+
+    async def _end(self, environment: Environment, reason: str, outcome: Outcome) -> None:
+        await asyncio.shield(self._begin_end(environment, reason, outcome))
+
+    def _begin_end(self, environment: Environment, reason: str, outcome: Outcome) -> asyncio.Task[None]:
+        if environment.ending is None:
+            environment.state = State.DELETING
+            environment.reason = environment.reason or reason
+            self._reaper.forget(environment.id)
+            environment.ending = asyncio.create_task(self._bring_down(environment, outcome))
+            environment.ending.add_done_callback(_retrieve)
+        return environment.ending
+
+    async def _bring_down(self, environment: Environment, outcome: Outcome) -> None:
+        try:
+            if environment.creating is not None:
+                await asyncio.wait((environment.creating,))
+            if environment.watching is not None:
+                environment.watching.cancel()
+            try:
+                if environment.executions is not None:
+                    await environment.executions.end(outcome, f"the environment ended: {environment.reason}")
+            finally:
+                await environment.backend.stop(environment.id)
+        except BaseException as error:
+            log.error("removal failed, will be tried again", environment=environment.id, error=str(error))
+            environment.ending = None
+            retry = Lease(self._clock, RETRY_AFTER, RETRY_AFTER, environment.busy)
+            if not self._closing:
+                self._reaper.watch(environment.id, retry)
+            raise
+        environment.state = State.ENDED
+        environment.ended_at = self._clock.time()
+        environment.executions = None
+        del self._live[environment.id]
+        if self._names.get(environment.name) is environment:
+            del self._names[environment.name]
+        self._ended[environment.id] = environment
+        self._purge()
+        log.info("ended", environment=environment.id, reason=environment.reason)
+
+    def _purge(self) -> None:
+        old = self._clock.time() - REMEMBER_FOR
+        for environment in list(self._ended.values()):
+            if environment.ended_at >= old and len(self._ended) <= REMEMBER_MAX:
+                break
+            del self._ended[environment.id]
+
+    def _gone(self, environment: Environment) -> EnvironmentEnded:
+        reason = environment.reason or "deleted"
+        return EnvironmentEnded(f"environment {environment.id} has ended: {reason}", hint="create a new one")
+
+    def _new_id(self) -> str:
+        while True:
+            found = new_id()
+            if found not in self._live and found not in self._ended:
+                return found
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Failures are logged where they happen and raised to those who await; asyncio need not repeat them."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,273 @@
+"""A backend, a guest and a clock that tests lead by the hand."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, cast
+
+from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
+from skerry.backends.registry import Registry
+from skerry.errors import GuestFailed, ImageNotFound
+from skerry.guest.channel import Channel, Exit, Start
+from skerry.images.store import Image, ImageStore
+from skerry.manager.environments import EnvironmentManager
+from skerry.models import Usage
+from skerry.policy import Policy
+
+Test = Callable[..., Coroutine[Any, Any, None]]
+
+
+def asynchronous(test: Test) -> Callable[..., None]:
+    """Run an async test in a loop of its own; an error that nobody retrieved fails it."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        unhandled: list[dict[str, Any]] = []
+
+        async def main() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+            await test(*args, **kwargs)
+
+        asyncio.run(main())
+        assert not unhandled
+
+    return run
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until something has happened."""
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never happened")
+
+
+class StubClock:
+    """Time that stands still until it is moved."""
+
+    class Timer:
+        def __init__(self, when: float, callback: Callable[..., Any]) -> None:
+            self.when = when
+            self.callback = callback
+            self.canceled = False
+
+        def cancel(self) -> None:
+            self.canceled = True
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.timers: list[StubClock.Timer] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, callback: Callable[..., Any], /) -> Timer:
+        self.timers.append(StubClock.Timer(when, callback))
+        return self.timers[-1]
+
+    def advance(self, seconds: float) -> None:
+        end = self.now + seconds
+        while True:
+            self.timers = [timer for timer in self.timers if not timer.canceled]
+            due = min((timer for timer in self.timers if timer.when <= end), key=lambda t: t.when, default=None)
+            if due is None:
+                break
+            self.timers.remove(due)
+            self.now = max(self.now, due.when)
+            due.callback()
+        self.now = end
+
+
+class StubProcess:
+    """A program that writes and ends when the test says so."""
+
+    pid = 42
+
+    def __init__(self, number: int, start: Start, channel: StubChannel) -> None:
+        self.id = number
+        self.start = start
+        self.killed = False
+        self.signals: list[int] = []
+        self.sizes: list[tuple[int, int]] = []
+        self.stdin = b""
+        self.stdin_closed = False
+        self._channel = channel
+        self._queue: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
+        self._exit: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+
+    def emit(self, data: bytes, stream: int = 1) -> None:
+        self._queue.put_nowait((stream, data))
+
+    def end(self, code: int = 0, signal: int | None = None, stdout_size: int = 0) -> None:
+        if not self._exit.done():
+            self._exit.set_result(
+                Exit(code=code, signal=signal, stdout_size=stdout_size, stderr_size=0, cpu_seconds=0.0, max_rss=0)
+            )
+            self._queue.put_nowait(None)
+
+    def lose(self, reason: str) -> None:
+        if not self._exit.done():
+            self._exit.set_exception(GuestFailed(reason))
+            self._exit.exception()
+            self._queue.put_nowait(None)
+
+    async def output(self) -> AsyncIterator[tuple[int, bytes]]:
+        while (item := await self._queue.get()) is not None:
+            yield item
+        if self._exit.exception() is not None:
+            await self._exit
+
+    async def wait(self) -> Exit:
+        return await self._exit
+
+    async def write(self, data: bytes) -> None:
+        self.stdin += data
+
+    async def close_stdin(self) -> None:
+        self.stdin_closed = True
+
+    def signal(self, number: int) -> None:
+        self.signals.append(number)
+
+    def resize(self, rows: int, cols: int) -> None:
+        self.sizes.append((rows, cols))
+
+    async def kill(self) -> None:
+        self.killed = True
+        if self._channel.obeys:
+            self.end(137, 9)
+
+
+class StubChannel:
+    """The guest of one environment. With `program`, every start runs it at once."""
+
+    def __init__(self, program: Callable[[StubProcess], None] | None = None) -> None:
+        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.started: list[StubProcess] = []
+        self.obeys = True
+        self.start_error: Exception | None = None
+        self._program = program
+
+    async def start(self, start: Start) -> StubProcess:
+        await asyncio.sleep(0)
+        if self.closed.done():
+            raise GuestFailed(self.closed.result())
+        if self.start_error is not None:
+            raise self.start_error
+        process = StubProcess(len(self.started) + 1, start, self)
+        self.started.append(process)
+        if self._program is not None:
+            self._program(process)
+        return process
+
+    async def nth(self, number: int) -> StubProcess:
+        """The process that was started as the n-th, from 1, once it has been."""
+        await until(lambda: len(self.started) >= number)
+        return self.started[number - 1]
+
+    def break_down(self, reason: str) -> None:
+        if not self.closed.done():
+            self.closed.set_result(reason)
+            for process in self.started:
+                process.lose(reason)
+
+    async def close(self) -> None:
+        self.break_down("closed")
+
+
+class StubBackend:
+    """Remembers what lives. `fault(step, id)` may raise at: start, started, connect, open, stop, stopped."""
+
+    name = "stub"
+    isolation = "namespace"
+
+    def __init__(self) -> None:
+        self.alive: set[str] = set()
+        self.stops: list[str] = []
+        self.channels: dict[str, StubChannel] = {}
+        self.oom_kills = 0
+        self.cpu_seconds = 0.0
+        self.resets = 0
+        self.closed = False
+        self.died: dict[str, asyncio.Event] = {}
+        self.fault: Callable[[str, str], None] = lambda step, id: None
+        self.program: Callable[[StubProcess], None] | None = None
+        self._opening: dict[int, str] = {}
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(self.isolation, True)
+
+    async def start(self, spec: InstanceSpec) -> Instance:
+        self.fault("start", spec.environment_id)
+        self.alive.add(spec.environment_id)
+        self.died[spec.environment_id] = asyncio.Event()
+        await asyncio.sleep(0)
+        self.fault("started", spec.environment_id)
+        return Instance(spec.environment_id, "memory", "/workspace")
+
+    async def connect(self, environment_id: str) -> socket.socket:
+        self.fault("connect", environment_id)
+        sock = socket.socket(socket.AF_UNIX)
+        self._opening[sock.fileno()] = environment_id
+        return sock
+
+    async def open_channel(self, sock: socket.socket) -> Channel:
+        environment_id = self._opening.pop(sock.fileno())
+        sock.close()
+        await asyncio.sleep(0)
+        self.fault("open", environment_id)
+        self.channels[environment_id] = StubChannel(self.program)
+        return cast(Channel, self.channels[environment_id])
+
+    async def stop(self, environment_id: str) -> None:
+        self.stops.append(environment_id)
+        self.fault("stop", environment_id)
+        await asyncio.sleep(0)
+        self.alive.discard(environment_id)
+        self.fault("stopped", environment_id)
+
+    async def wait(self, environment_id: str) -> None:
+        await self.died[environment_id].wait()
+
+    async def list(self) -> list[str]:
+        return sorted(self.alive)
+
+    async def usage(self, environment_id: str) -> Usage:
+        return Usage(cpu_seconds=self.cpu_seconds, memory_bytes=1, memory_peak_bytes=2, oom_kills=self.oom_kills)
+
+    def sample(self, environment_id: str) -> Sample:
+        return Sample(self.cpu_seconds, self.oom_kills)
+
+    def reset_peak(self, environment_id: str) -> None:
+        self.resets += 1
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class StubImages:
+    def get(self, ref: str) -> Image:
+        if ref != "host":
+            raise ImageNotFound(f"no image {ref!r}")
+        return cast(Image, StubImage())
+
+
+class StubImage:
+    name = "host"
+    digest = "sha256:0"
+
+    def __init__(self) -> None:
+        self.env: dict[str, str] = {}
+
+
+def make_manager(backend: StubBackend, clock: StubClock | None = None) -> EnvironmentManager:
+    return EnvironmentManager(
+        Registry([backend]), cast(ImageStore, StubImages()), clock=clock, open_channel=backend.open_channel
+    )
+
+
+POLICY = Policy()

@@ -1,0 +1,379 @@
+"""Environments: their states, and what must hold however calls, faults and deaths interleave."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from skerry.errors import (
+    Conflict,
+    DaemonUnavailable,
+    EnvironmentEnded,
+    EnvironmentNotFound,
+    ImageNotFound,
+    InvalidRequest,
+    LaunchFailed,
+    PlatformError,
+    SkerryError,
+)
+from skerry.manager import environments as module
+from skerry.manager.commands import Command
+from skerry.models import Outcome, State
+from tests.unit.stubs import POLICY, StubBackend, StubClock, asynchronous, make_manager, until
+
+STEPS = ("start", "started", "connect", "open")
+
+
+@asynchronous
+async def test_a_created_environment_runs_and_is_found_by_id_name_and_prefix() -> None:
+    backend = StubBackend()
+    manager = make_manager(backend)
+    environment = await manager.create(policy=POLICY, name="mine")
+    assert environment.state is State.RUNNING
+    assert environment.id.isalnum()
+    assert environment.id[0].isalpha()
+    assert len(environment.id) == 12
+    assert backend.alive == {environment.id}
+    for ref in (environment.id, "mine", environment.id[:3], environment.id[:11]):
+        assert manager.find(ref) is environment
+    for ref in ("", environment.id[:2], "other", environment.id + "x"):
+        with pytest.raises(EnvironmentNotFound):
+            manager.find(ref)
+
+
+@asynchronous
+async def test_an_ambiguous_prefix_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = itertools.cycle(["abcdef000001", "abcdef000001", "abcdef000002"])
+    monkeypatch.setattr(module, "new_id", lambda: next(ids))
+    manager = make_manager(StubBackend())
+    first = await manager.create(policy=POLICY)
+    second = await manager.create(policy=POLICY)
+    assert (first.id, second.id) == ("abcdef000001", "abcdef000002")
+    with pytest.raises(InvalidRequest, match="2 ids"):
+        manager.find("abcdef")
+    await manager.delete(first.id)
+    assert manager.find("abcdef") is second
+
+
+@asynchronous
+async def test_names_are_unique_among_the_living_only() -> None:
+    manager = make_manager(StubBackend())
+    first = await manager.create(policy=POLICY, name="mine")
+    with pytest.raises(Conflict, match="mine"):
+        await manager.create(policy=POLICY, name="mine")
+    await manager.delete("mine")
+    assert manager.find("mine") is first
+    second = await manager.create(policy=POLICY, name="mine")
+    assert manager.find("mine") is second
+    for name in ("-x", "a/b", "a" * 64, "a\n"):
+        with pytest.raises(InvalidRequest):
+            await manager.create(policy=POLICY, name=name)
+
+
+@asynchronous
+async def test_two_creates_of_one_name_at_once_make_one() -> None:
+    manager = make_manager(StubBackend())
+    made = await asyncio.gather(
+        *(manager.create(policy=POLICY, name="mine") for _ in range(10)), return_exceptions=True
+    )
+    assert sum(isinstance(result, Conflict) for result in made) == 9
+    assert len(manager) == 1
+
+
+@asynchronous
+async def test_a_create_that_is_wrong_starts_nothing() -> None:
+    backend = StubBackend()
+    manager = make_manager(backend)
+    with pytest.raises(ImageNotFound):
+        await manager.create(policy=POLICY, image="none")
+    for lifetime in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(InvalidRequest):
+            await manager.create(policy=POLICY, lifetime=lifetime)
+    for env in ({"A=B": ""}, {"": ""}, {"A": "\0"}, {"\0": "x"}, {"A": "\ud800"}):
+        with pytest.raises(InvalidRequest):
+            await manager.create(policy=POLICY, env=env)
+    assert len(manager) == 0
+    assert backend.stops == []
+
+
+@pytest.mark.parametrize("step", STEPS)
+@asynchronous
+async def test_a_create_that_fails_leaves_nothing(step: str) -> None:
+    backend = StubBackend()
+    manager = make_manager(backend)
+
+    def fault(at: str, _: str) -> None:
+        if at == step:
+            raise LaunchFailed(f"{step} failed")
+
+    backend.fault = fault
+    with pytest.raises(LaunchFailed, match=step):
+        await manager.create(policy=POLICY, name="mine")
+    assert backend.alive == set()
+    assert manager.list(ended=True) == []
+    backend.fault = lambda at, _: None
+    await manager.create(policy=POLICY, name="mine")
+
+
+@asynchronous
+async def test_two_hundred_creates_with_faults_everywhere_leave_only_the_good_ones() -> None:
+    backend = StubBackend()
+    manager = make_manager(backend)
+    plans = itertools.cycle([*STEPS, "none"])
+    plan: dict[str, str] = {}
+
+    def fault(at: str, id: str) -> None:
+        if at == "start":
+            plan[id] = next(plans)
+        if plan.get(id) == at:
+            raise LaunchFailed(at) if at != "open" else RuntimeError(at)
+
+    backend.fault = fault
+    made = await asyncio.gather(*(manager.create(policy=POLICY) for _ in range(200)), return_exceptions=True)
+    good = {result.id for result in made if not isinstance(result, BaseException)}
+    assert len(good) == 40
+    assert backend.alive == good
+    assert {environment.id for environment in manager.list(ended=True)} == good
+    await manager.delete_all("over")
+    assert backend.alive == set()
+
+
+@asynchronous
+async def test_a_start_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "START_TIMEOUT", 0.01)
+    backend = StubBackend()
+    manager = make_manager(backend)
+
+    async def hang(_: str) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(backend, "connect", hang)
+    with pytest.raises(LaunchFailed, match="did not start"):
+        await manager.create(policy=POLICY)
+    assert backend.alive == set()
+
+
+@asynchronous
+async def test_a_hundred_deletes_at_once_remove_once() -> None:
+    backend = StubBackend()
+    manager = make_manager(backend)
+    environment = await manager.create(policy=POLICY)
+    assert all(await asyncio.gather(*(manager.delete(environment.id) for _ in range(100))))
+    assert backend.stops == [environment.id]
+    assert backend.alive == set()
+    assert environment.info.state == "ended"
+    assert environment.info.ended_reason == "deleted"
+    assert await manager.delete(environment.id) is environment
+    with pytest.raises(EnvironmentEnded, match="deleted"):
+        manager.running(environment.id)
+
+
+@asynchronous
+async def test_a_caller_that_is_cancelled_does_not_stop_the_removal() -> None:
+    backend = StubBackend()
+    manager = make_manager(backend)
+    environment = await manager.create(policy=POLICY)
+    task = asyncio.create_task(manager.delete(environment.id))
+    await until(lambda: environment.state is State.DELETING)
+    task.cancel()
+    await asyncio.wait((task,))
+    await until(lambda: environment.state is State.ENDED)
+    assert backend.alive == set()
+
+
+@asynchronous
+async def test_delete_while_it_is_being_created() -> None:
+    backend = StubBackend()
+    manager = make_manager(backend)
+    creating = asyncio.create_task(manager.create(policy=POLICY, name="mine"))
+    await until(lambda: bool(backend.alive))
+    await manager.delete("mine")
+    with pytest.raises(EnvironmentEnded):
+        await creating
+    assert backend.alive == set()
+    assert len(manager) == 0
+
+
+@asynchronous
+async def test_a_removal_that_fails_is_told_and_tried_again() -> None:
+    backend, clock = StubBackend(), StubClock()
+    manager = make_manager(backend, clock)
+    environment = await manager.create(policy=POLICY, name="mine")
+
+    def fault(at: str, _: str) -> None:
+        if at == "stop":
+            raise PlatformError("busy mount")
+
+    backend.fault = fault
+    with pytest.raises(PlatformError, match="busy mount"):
+        await manager.delete("mine")
+    assert environment.state is State.DELETING
+    with pytest.raises(EnvironmentEnded):
+        manager.running("mine")
+    clock.advance(module.RETRY_AFTER)
+    await until(lambda: len(backend.stops) == 2)
+    backend.fault = lambda at, _: None
+    clock.advance(module.RETRY_AFTER)
+    await until(lambda: environment.state is State.ENDED)
+    assert environment.reason == "deleted"
+    assert backend.alive == set()
+
+
+@asynchronous
+async def test_lifetime_ends_even_what_is_busy_and_idle_time_only_what_is_not() -> None:
+    backend, clock = StubBackend(), StubClock()
+    manager = make_manager(backend, clock)
+    busy = await manager.create(policy=POLICY, lifetime=100, idle=10)
+    idle = await manager.create(policy=POLICY, lifetime=100, idle=10)
+    assert busy.executions is not None
+    running = asyncio.create_task(busy.executions.prepare(Command(argv=["sleep"])).run())
+    await backend.channels[busy.id].nth(1)
+    clock.advance(9.9)
+    assert idle.state is State.RUNNING
+    clock.advance(0.1)
+    assert idle.state is State.DELETING
+    clock.advance(89.9)
+    assert busy.state is State.RUNNING
+    clock.advance(0.2)
+    result = await running
+    assert result.outcome is Outcome.CANCELED
+    await until(lambda: not backend.alive)
+    assert idle.info.ended_reason == "expired: idle for 10 s"
+    assert busy.info.ended_reason == "expired: lifetime of 100 s is over"
+    assert "lifetime of 100 s" in result.message
+
+
+@asynchronous
+async def test_idle_time_counts_from_the_end_of_the_last_use() -> None:
+    backend, clock = StubBackend(), StubClock()
+    manager = make_manager(backend, clock)
+    environment = await manager.create(policy=POLICY, lifetime=1000, idle=10)
+    assert environment.executions is not None
+    running = asyncio.create_task(environment.executions.prepare(Command(argv=["sleep"])).run())
+    process = await backend.channels[environment.id].nth(1)
+    clock.advance(25)
+    process.end()
+    await running
+    clock.advance(9)
+    with manager.using(environment.id):
+        clock.advance(50)
+    clock.advance(9)
+    assert environment.state is State.RUNNING
+    clock.advance(1)
+    assert environment.state is State.DELETING
+
+
+@asynchronous
+async def test_a_heartbeat_before_the_end_keeps_it_and_one_after_is_too_late() -> None:
+    backend, clock = StubBackend(), StubClock()
+    manager = make_manager(backend, clock)
+    environment = await manager.create(policy=POLICY, lifetime=100, idle=1000)
+    for _ in range(5):
+        clock.advance(99.9)
+        manager.heartbeat(environment.id)
+    assert environment.state is State.RUNNING
+    clock.advance(100)
+    with pytest.raises(EnvironmentEnded, match="lifetime"):
+        manager.heartbeat(environment.id)
+    await until(lambda: environment.state is State.ENDED)
+    with pytest.raises(EnvironmentEnded, match="lifetime"):
+        manager.heartbeat(environment.id)
+
+
+@asynchronous
+async def test_a_heartbeat_can_shorten_a_life() -> None:
+    backend, clock = StubBackend(), StubClock()
+    manager = make_manager(backend, clock)
+    environment = await manager.create(policy=POLICY, lifetime=1000, idle=1000)
+    manager.heartbeat(environment.id, 5)
+    clock.advance(5)
+    assert environment.state is State.DELETING
+    with pytest.raises(InvalidRequest):
+        manager.heartbeat((await manager.create(policy=POLICY)).id, -1)
+
+
+@asynchronous
+async def test_heartbeats_leave_no_timers_behind() -> None:
+    clock = StubClock()
+    manager = make_manager(StubBackend(), clock)
+    environment = await manager.create(policy=POLICY)
+    for lifetime in range(2000, 1000, -1):
+        manager.heartbeat(environment.id, lifetime)
+    assert sum(not timer.canceled for timer in clock.timers) == 1
+
+
+@pytest.mark.parametrize("by", ["wait", "channel"])
+@asynchronous
+async def test_a_guest_that_dies_is_noticed_and_removed(by: str) -> None:
+    backend = StubBackend()
+    manager = make_manager(backend)
+    environment = await manager.create(policy=POLICY)
+    if by == "wait":
+        backend.died[environment.id].set()
+    else:
+        backend.channels[environment.id].break_down("a frame of 4 GiB")
+    await until(lambda: environment.state is State.ENDED)
+    assert backend.alive == set()
+    assert environment.info.ended_reason == {"wait": "the guest died", "channel": "the guest: a frame of 4 GiB"}[by]
+
+
+@asynchronous
+async def test_a_guest_that_died_for_want_of_memory() -> None:
+    backend = StubBackend()
+    manager = make_manager(backend)
+    environment = await manager.create(policy=POLICY)
+    assert environment.executions is not None
+    running = asyncio.create_task(environment.executions.prepare(Command(argv=["hog"])).run())
+    await backend.channels[environment.id].nth(1)
+    backend.oom_kills += 1
+    backend.died[environment.id].set()
+    result = await running
+    assert result.outcome is Outcome.OOM_KILLED
+    assert result.exit_code == 137
+    await until(lambda: environment.state is State.ENDED)
+    assert environment.info.ended_reason == "out of memory"
+
+
+@asynchronous
+async def test_the_dead_are_remembered_for_a_day_and_no_more_than_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REMEMBER_MAX", 3)
+    clock = StubClock()
+    manager = make_manager(StubBackend(), clock)
+    made = [await manager.create(policy=POLICY) for _ in range(5)]
+    for environment in made:
+        await manager.delete(environment.id)
+    assert manager.list() == []
+    assert manager.list(ended=True) == made[2:]
+    with pytest.raises(EnvironmentNotFound):
+        manager.find(made[0].id)
+    clock.advance(86401)
+    assert manager.list(ended=True) == []
+    with pytest.raises(EnvironmentNotFound):
+        await manager.delete(made[4].id)
+
+
+@asynchronous
+async def test_closing_ends_all_and_takes_no_more() -> None:
+    backend = StubBackend()
+    manager = make_manager(backend)
+    for _ in range(5):
+        await manager.create(policy=POLICY)
+    creating = asyncio.create_task(manager.create(policy=POLICY))
+    await until(lambda: len(manager) == 6)
+    await manager.close()
+    with pytest.raises(SkerryError):
+        await creating
+    assert backend.alive == set()
+    assert backend.closed
+    with pytest.raises(DaemonUnavailable):
+        await manager.create(policy=POLICY)
+
+
+@asynchronous
+async def test_a_sweep_removes_what_an_earlier_daemon_left() -> None:
+    backend = StubBackend()
+    backend.alive = {"leftover0001", "leftover0002"}
+    await make_manager(backend).sweep()
+    assert backend.alive == set()
