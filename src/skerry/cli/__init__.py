@@ -1,0 +1,129 @@
+"""The `skerry` command: finds the verb, parses its options, runs it, and turns errors into exit codes.
+
+Exit codes: the command's own; 124 after its time limit; 128+n after signal n (137: killed, out of memory
+included); 126 and 127 as shells use them; 2 for a mistake in the call; 125 when Skerry itself failed.
+
+Every start pays for what is imported here and by the verb, so a verb's module is loaded only when it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from skerry.cli.parser import Parser, suggest
+from skerry.cli.terminal import show_error
+from skerry.errors import InvalidRequest, SkerryError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from skerry.cli.parser import Verb
+
+VERBS = {
+    "run": ("run", "Run a command in a fresh environment and remove it afterwards"),
+    "create": ("environments", "Create an environment and print its id"),
+    "exec": ("run", "Run a command in an environment"),
+    "shell": ("run", "Open a terminal in an environment, or in a throw-away one"),
+    "ls": ("environments", "List environments"),
+    "info": ("environments", "Show what an environment is, uses and enforces"),
+    "cp": ("copy", "Copy files and directories into and out of an environment"),
+    "logs": ("logs", "Show the recent output of an environment"),
+    "rm": ("environments", "Delete environments"),
+    "image ls": ("images", "List images"),
+    "image build": ("images", "Build an image from its definition"),
+    "image import": ("images", "Make an image from an archive"),
+    "image inspect": ("images", "Show an image"),
+    "image rm": ("images", "Delete images"),
+    "doctor": ("service", "Check what this machine can do, and what to fix"),
+    "serve": ("service", "Run the daemon in the foreground"),
+    "stop": ("service", "Stop the daemon"),
+    "version": ("service", "Show the versions of this program and of the daemon"),
+    "completion": ("completion", "Print the completion script of a shell"),
+    "__complete": ("completion", ""),
+}
+"""Verb: the module it is in, and what `skerry --help` says of it. Hidden without words."""
+
+USAGE = "skerry VERB [OPTIONS] [ARGUMENTS]"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line; returns the exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    args: Namespace | None = None
+    try:
+        verb, args = _parse(words)
+        code = verb.main(args)
+        sys.stdout.flush()
+    except SkerryError as error:
+        show_error(error, _wants_json(words, args))
+        code = 2 if error.status < 500 else 125
+    except BrokenPipeError:
+        # Whoever read our output has left; the interpreter must not complain about it when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 128 + 13
+    except OSError as error:  # a local file: everything about the daemon is a SkerryError
+        mistake = InvalidRequest(f"{error.filename or 'input/output'}: {error.strerror or error}")
+        show_error(mistake, _wants_json(words, args))
+        code = 2
+    except KeyboardInterrupt:
+        code = 128 + 2
+    return code
+
+
+def _wants_json(words: list[str], args: Namespace | None) -> bool:
+    return bool(getattr(args, "json", False)) if args is not None else "--json" in words
+
+
+def _parse(words: list[str]) -> tuple[Verb, Namespace]:
+    """The verb and its arguments. Raises InvalidRequest; SystemExit after having printed help."""
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    if not words or words[0] in ("-h", "--help"):
+        print(_help(""))
+        raise SystemExit(0)
+    name, rest = ("version", words[1:]) if words[0] in ("-V", "--version") else _find(words)
+    verb = load(name)
+    return verb, Parser(name, verb).parse_args(rest)
+
+
+def load(name: str) -> Verb:
+    """The verb of this name, from its module."""
+    from importlib import import_module
+
+    module = import_module(f"skerry.cli.{VERBS[name][0]}")
+    verb: Verb = module.VERBS[name]
+    return verb
+
+
+def _find(words: list[str]) -> tuple[str, list[str]]:
+    """The verb that the words begin with, and the other words. Raises InvalidRequest."""
+    if words[0] in VERBS:
+        return words[0], words[1:]
+    group = [name for name in VERBS if name.startswith(f"{words[0]} ")]
+    if group and (len(words) == 1 or words[1] in ("-h", "--help")):
+        print(_help(words[0]))
+        raise SystemExit(0)
+    name = " ".join(words[:2]) if group else words[0]
+    if name in VERBS:
+        return name, words[2:]
+    raise InvalidRequest(f"skerry has no verb {name!r}", hint=suggest(name, VERBS, "see skerry --help"))
+
+
+def _help(group: str) -> str:
+    """What `skerry --help` prints, or the part of it that is about one group of verbs."""
+    rows = [(name, words) for name, (_, words) in VERBS.items() if words and group in ("", name.split()[0])]
+    width = max((len(name) for name, _ in rows), default=0)
+    lines = [f"  {name:{width}}  {words}" for name, words in rows]
+    return "\n".join(
+        [
+            f"usage: {USAGE}",
+            "",
+            "Isolated environments for code that you did not write.",
+            "",
+            *lines,
+            "",
+            "skerry VERB --help says more. Example: skerry run -- python3 -c 'print(6*7)'",
+        ]
+    )

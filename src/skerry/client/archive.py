@@ -89,16 +89,22 @@ def _content(path: str, size: int) -> Iterator[bytes]:
         left -= min(left, BLOCK)
 
 
-def unpack(stream: IO[bytes], local: str) -> list[str]:
-    """Unpack a tar stream whose names all begin with one component, and make that component `local`.
+def is_contents(path: str) -> bool:
+    """Whether a path names what is in a directory (`.`, `a/.`, `/`), so that a copy cannot keep its name."""
+    return path.rstrip("/").rpartition("/")[2] in ("", ".", "..")
 
-    Returns the names that were left out. Raises OSError, and PlatformError for a damaged archive.
+
+def unpack(stream: IO[bytes], local: str, contents: bool = False) -> list[str]:
+    """Unpack a tar stream so that the one component with which its names begin becomes `local`.
+
+    `contents`: there is no such component; everything is put below `local`. Returns the names that were left
+    out. Raises OSError, and PlatformError for a damaged archive.
     """
     left_out = []
     try:
         with (
             tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member, encoding="utf-8") as tar,
-            _Target(os.path.realpath(local)) as target,
+            _Target(os.path.realpath(local), contents) as target,
         ):
             while (member := tar.next()) is not None:
                 tar.members = []  # type: ignore[attr-defined]  # it would remember them all
@@ -123,7 +129,8 @@ class _Member(tarfile.TarInfo):
 class _Target:
     """The place where things are unpacked: `path`, and everything below it."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, contents: bool) -> None:
+        self._contents = contents
         self._above, self._name = os.path.split(path)
         self._files: set[tuple[str, ...]] = set()
         self._at: tuple[str, ...] = ()
@@ -138,10 +145,9 @@ class _Target:
 
     def add(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
         """Make one thing; False when it may not be made."""
-        parts = _parts(member.name)
+        parts = self._parts(member.name)
         if parts is None or member.sparse is not None:
             return False
-        parts = (self._name, *parts[1:])
         if not self._enter(parts[:-1]):
             return False
         name = parts[-1]
@@ -199,11 +205,8 @@ class _Target:
 
     def _make_hard_link(self, parts: tuple[str, ...], target: str) -> bool:
         """Only to a file of the same archive."""
-        source = _parts(target)
-        if source is None:
-            return False
-        source = (self._name, *source[1:])
-        if source not in self._files or not self._enter(source[:-1]):
+        source = self._parts(target)
+        if source is None or source not in self._files or not self._enter(source[:-1]):
             return False
         below = os.dup(self._fd)
         try:
@@ -226,10 +229,9 @@ class _Target:
             with suppress(OSError, OverflowError, ValueError):  # a date that this file system cannot hold
                 os.utime(fd, (member.mtime, member.mtime))
 
-
-def _parts(name: str) -> tuple[str, ...] | None:
-    """The components of a name in an archive; None when it could lead elsewhere."""
-    parts = tuple(part for part in name.split("/") if part not in ("", "."))
-    if name.startswith("/") or ".." in parts or "\0" in name or not parts:
-        return None
-    return parts
+    def _parts(self, name: str) -> tuple[str, ...] | None:
+        """Where a name of the archive goes; None when it could lead elsewhere."""
+        parts = tuple(part for part in name.split("/") if part not in ("", "."))
+        if name.startswith("/") or ".." in parts or "\0" in name:
+            return None
+        return (self._name, *(parts if self._contents else parts[1:]))

@@ -107,12 +107,14 @@ class AsyncFiles:
         What is inside is not trusted: nothing is written through links or outside `local_path`. Returns the
         names that were left out: devices, and links that lead out. Raises OSError.
         """
-        response = await self._transport.send("GET", f"{self._path}/archive", query={"path": path})
+        contents = archive.is_contents(path)
+        query: Query = {"path": path.rstrip("/") or "/", "contents": contents or None}
+        response = await self._transport.send("GET", f"{self._path}/archive", query=query)
         with await blocking(TemporaryFile) as spool:
             async for data in response:
                 await blocking(spool.write, data)
             spool.seek(0)
-            return await blocking(archive.unpack, spool, os.fspath(local_path))
+            return await blocking(archive.unpack, spool, os.fspath(local_path), contents)
 
     async def watch(self, path: str = ".", recursive: bool = True) -> AsyncWatch:
         """Watch for changes below `path`, from now on."""

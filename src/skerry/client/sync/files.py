@@ -106,12 +106,14 @@ class Files:
         What is inside is not trusted: nothing is written through links or outside `local_path`. Returns the
         names that were left out: devices, and links that lead out. Raises OSError.
         """
-        response = self._transport.send("GET", f"{self._path}/archive", query={"path": path})
+        contents = archive.is_contents(path)
+        query: Query = {"path": path.rstrip("/") or "/", "contents": contents or None}
+        response = self._transport.send("GET", f"{self._path}/archive", query=query)
         with blocking(TemporaryFile) as spool:
             for data in response:
                 blocking(spool.write, data)
             spool.seek(0)
-            return blocking(archive.unpack, spool, os.fspath(local_path))
+            return blocking(archive.unpack, spool, os.fspath(local_path), contents)
 
     def watch(self, path: str = ".", recursive: bool = True) -> Watch:
         """Watch for changes below `path`, from now on."""

@@ -1,0 +1,137 @@
+"""`completion`: scripts for shells, and `__complete`, which they ask for what could come next."""
+
+from __future__ import annotations
+
+import argparse
+
+from skerry.cli.parser import Parser, Verb
+from skerry.cli.terminal import clean
+from skerry.errors import SkerryError
+
+_BASH = """\
+_skerry() {
+    mapfile -t COMPREPLY < <(skerry __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+}
+complete -o default -F _skerry skerry
+"""
+_ZSH = """\
+#compdef skerry
+_skerry() {
+    local -a found
+    found=("${(@f)$(skerry __complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    if [[ -n "${found[1]}" ]]; then compadd -a found; else _files; fi
+}
+compdef _skerry skerry
+"""
+_FISH = """\
+function __skerry_complete
+    set -l words (commandline -opc) (commandline -ct)
+    skerry __complete $words[2..-1] 2>/dev/null
+end
+complete -c skerry -a '(__skerry_complete)'
+"""
+SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+
+
+def _completion_arguments(parser: Parser) -> None:
+    parser.add("shell", choices=sorted(SCRIPTS), metavar="SHELL", help="bash, zsh or fish")
+
+
+def _completion(args: argparse.Namespace) -> int:
+    print(SCRIPTS[args.shell], end="")
+    return 0
+
+
+def _complete_arguments(parser: Parser) -> None:
+    parser.add("words", nargs=argparse.REMAINDER, metavar="WORD", help="what has been typed so far")
+
+
+def _complete(args: argparse.Namespace) -> int:
+    *before, current = args.words or [""]
+    for word in candidates(before, current):
+        if word.startswith(current):
+            print(clean(word))
+    return 0
+
+
+def candidates(before: list[str], current: str) -> list[str]:
+    """What could stand after these words; the caller picks what begins as the current one does."""
+    from skerry.cli import VERBS, load
+
+    visible = [name for name, (_, words) in VERBS.items() if words]
+    if not before:
+        return list(dict.fromkeys(name.split()[0] for name in visible))
+    name, rest = before[0], before[1:]
+    group = [verb.split()[1] for verb in visible if verb.startswith(f"{name} ")]
+    if group and not rest:
+        return group
+    if group:
+        name, rest = f"{name} {rest[0]}", rest[1:]
+    if name not in VERBS:
+        return []
+    parser = Parser(name, load(name))
+    option, arguments = _place(parser, rest)
+    if option is not None:
+        return _named(parser.completes.get(option.dest, ""))
+    if current.startswith("-") and not (arguments and _takes_command(parser)):
+        return [string for action in parser.listed for string in action.option_strings]
+    positionals = [action for action in parser.listed if not action.option_strings]
+    if not positionals:
+        return []
+    action = positionals[min(arguments, len(positionals) - 1)]
+    if action.choices:
+        return [str(choice) for choice in action.choices]
+    if arguments >= len(positionals) and action.nargs not in ("*", "+"):
+        return []
+    found = _named(parser.completes.get(action.dest, ""))
+    return [f"{word}:" for word in found] if name == "cp" else found
+
+
+def _place(parser: Parser, words: list[str]) -> tuple[argparse.Action | None, int]:
+    """The option that still waits for its value, or else how many arguments there have been."""
+    options = {string: action for action in parser.listed for string in action.option_strings}
+    waiting: argparse.Action | None = None
+    arguments = 0
+    for word in words:
+        if waiting is not None:
+            waiting = None
+        elif word.startswith("-") and not (arguments and _takes_command(parser)):
+            action = options.get(word)
+            waiting = action if action is not None and action.nargs != 0 else None
+        else:
+            arguments += 1
+    return waiting, arguments
+
+
+def _takes_command(parser: Parser) -> bool:
+    return any(action.nargs == argparse.REMAINDER for action in parser.listed)
+
+
+def _named(kind: str) -> list[str]:
+    """Names of this kind that the daemon knows. It is not started for this."""
+    if not kind:
+        return []
+    from skerry.client.sync.transport import Transport
+
+    try:
+        if kind == "environment":
+            found = Transport().call("GET", "/environments", start=False)["environments"]
+            return [word for info in found for word in (info["environment_id"], info["name"]) if word]
+        answer = Transport().call("GET", "/images", start=False)
+    except SkerryError:
+        return []
+    if kind == "definition":
+        return list(answer.get("definitions", ()))
+    return [image["name"] for image in answer["images"]]
+
+
+VERBS = {
+    "completion": Verb(
+        "skerry completion bash|zsh|fish",
+        "Print the script that teaches a shell to complete verbs, options, environments and images.",
+        'eval "$(skerry completion bash)"',
+        _completion_arguments,
+        _completion,
+    ),
+    "__complete": Verb("skerry __complete WORD...", "", "", _complete_arguments, _complete),
+}

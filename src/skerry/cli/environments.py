@@ -1,0 +1,153 @@
+"""`create`, `ls`, `info`, `rm`: environments as such."""
+
+from __future__ import annotations
+
+import time
+
+from skerry.cli.parser import Verb, add_environment_options, add_json, environment_request, path_of
+from skerry.cli.terminal import ago, clean, say, show_error, show_json, show_table
+from skerry.client.sync.transport import Transport
+from skerry.errors import InvalidRequest, SkerryError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+    from skerry.cli.parser import Parser
+
+
+def _create_arguments(parser: Parser) -> None:
+    parser.add("-e", "--env", metavar="NAME=VALUE", action="append", default=[], help="set a variable inside")
+    add_environment_options(parser)
+    add_json(parser)
+
+
+def _create(args: argparse.Namespace) -> int:
+    info = Transport().call("POST", "/environments", json=environment_request(args))
+    if args.json:
+        show_json(info)
+    else:
+        print(info["environment_id"])
+    return 0
+
+
+def _ls_arguments(parser: Parser) -> None:
+    parser.add("-a", "--all", action="store_true", help="also those that ended in the last day")
+    parser.add("-q", "--quiet", action="store_true", help="only ids")
+    add_json(parser)
+
+
+def _ls(args: argparse.Namespace) -> int:
+    found = Transport().call("GET", "/environments", query={"all": args.all or None})["environments"]
+    if args.json:
+        show_json(found)
+    elif args.quiet:
+        for info in found:
+            print(info["environment_id"])
+    else:
+        now = time.time()
+        show_table(
+            ("ID", "NAME", "IMAGE", "STATE", "ISOLATION", "AGE", "ENDS IN"),
+            (
+                (
+                    info["environment_id"],
+                    info["name"],
+                    info["image"],
+                    info["ended_reason"] or info["state"],
+                    info["isolation"],
+                    ago(now - info["created_at"]),
+                    ago(info["expires_at"] - now) if info["state"] == "running" else "",
+                )
+                for info in found
+            ),
+        )
+    return 0
+
+
+def _info_arguments(parser: Parser) -> None:
+    parser.add("environment", metavar="ENV", completes="environment", help="id, beginning of an id, or name")
+    add_json(parser)
+
+
+def _info(args: argparse.Namespace) -> int:
+    info = Transport().call("GET", path_of(args.environment))
+    if args.json:
+        show_json(info)
+        return 0
+    enforced = info.pop("enforced", [])
+    for key, value in info.items():
+        print(f"{clean(key)}: {_value(key, value)}")
+    print()
+    show_table(
+        ("LIMIT", "ENFORCED", "VALUE", "BY"),
+        ((row["name"], "yes" if row["enforced"] else "NO", row["value"], row["by"]) for row in enforced),
+    )
+    return 0
+
+
+def _value(key: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{clean(name)}={clean(each)}" for name, each in value.items() if each is not None)
+    if key.endswith("_at"):
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+    return clean(value)
+
+
+def _rm_arguments(parser: Parser) -> None:
+    parser.add("-f", "--force", action="store_true", help="say nothing about those that do not exist")
+    parser.add("--all", action="store_true", help="delete every environment")
+    parser.add("environments", metavar="ENV", nargs="*", completes="environment", help="ids or names")
+    add_json(parser)
+
+
+def _rm(args: argparse.Namespace) -> int:
+    """Deletes what it can; the exit code tells of the last one that failed."""
+    if bool(args.environments) == args.all:
+        raise InvalidRequest("name the environments, or say --all")
+    transport, code = Transport(), 0
+    refs = args.environments
+    if args.all:
+        refs = [info["environment_id"] for info in transport.call("GET", "/environments")["environments"]]
+    deleted = []
+    for ref in refs:
+        try:
+            deleted.append(transport.call("DELETE", path_of(ref))["environment_id"])
+        except SkerryError as error:
+            if not (args.force and error.status == 404):
+                show_error(error, args.json)
+                code = 2 if error.status < 500 else 125
+            continue
+        if not args.json:
+            print(deleted[-1])
+    if args.json:
+        show_json({"deleted": deleted})
+    elif args.all and not refs:
+        say("no environments")
+    return code
+
+
+VERBS = {
+    "create": Verb(
+        "skerry create [OPTIONS]",
+        "Create an environment and print its id. It lives until rm, or until its lifetime or idle time ends.",
+        "skerry create --name web --memory 1g --lifetime 3600",
+        _create_arguments,
+        _create,
+    ),
+    "ls": Verb("skerry ls [OPTIONS]", "List environments.", "skerry ls -q", _ls_arguments, _ls),
+    "info": Verb(
+        "skerry info [--json] ENV",
+        "Show what an environment is, what it uses, and which limits the kernel really enforces.",
+        "skerry info web",
+        _info_arguments,
+        _info,
+    ),
+    "rm": Verb(
+        "skerry rm [OPTIONS] ENV... | --all",
+        "Delete environments, with everything that runs in them.",
+        "skerry rm web 3fk",
+        _rm_arguments,
+        _rm,
+    ),
+}

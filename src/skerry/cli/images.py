@@ -1,0 +1,161 @@
+"""`image …`: what environments are made from."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from skerry.cli.parser import Verb, add_json
+from skerry.cli.terminal import ago, clean, show_json, show_table
+from skerry.client.http1 import quote
+from skerry.client.sync.client import Client
+from skerry.policy import format_size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+    from skerry.cli.parser import Parser
+    from skerry.models import ImageInfo
+
+
+def _ls_arguments(parser: Parser) -> None:
+    parser.add("-q", "--quiet", action="store_true", help="only names")
+    add_json(parser)
+
+
+def _ls(args: argparse.Namespace) -> int:
+    answer = Client().transport.call("GET", "/images")
+    if args.json:
+        show_json(answer)
+        return 0
+    if args.quiet:
+        for image in answer["images"]:
+            print(clean(image["name"]))
+        return 0
+    rows: list[tuple[object, ...]] = [
+        (
+            image["name"],
+            image["digest"].removeprefix("sha256:")[:12],
+            format_size(image["size"]) if image["size"] else "",
+            f"{ago(time.time() - image['created_at'])} ago" if image["created_at"] else "",
+            image["description"],
+        )
+        for image in answer["images"]
+    ]
+    built = {image["name"] for image in answer["images"]}
+    rows += [
+        (name, "", "", "", f"not built yet: skerry image build {name}")
+        for name in answer.get("definitions", ())
+        if name not in built
+    ]
+    show_table(("NAME", "DIGEST", "SIZE", "BUILT", "DESCRIPTION"), rows)
+    return 0
+
+
+def _build_arguments(parser: Parser) -> None:
+    parser.add("name", metavar="NAME", completes="definition", help="name of a definition")
+    add_json(parser)
+
+
+def _build(args: argparse.Namespace) -> int:
+    with _Progress() as progress:
+        image = Client().build_image(args.name, progress.show)
+    return _show_image(image, args.json)
+
+
+def _import_arguments(parser: Parser) -> None:
+    parser.add(
+        "archive", metavar="ARCHIVE", help="a root filesystem tar, an OCI layout, or a docker save archive"
+    )
+    parser.add("name", metavar="NAME", help="what to call it")
+    add_json(parser)
+
+
+def _import(args: argparse.Namespace) -> int:
+    with _Progress() as progress:
+        image = Client().import_image(args.archive, args.name, progress.show)
+    return _show_image(image, args.json)
+
+
+def _show_image(image: ImageInfo, as_json: bool) -> int:
+    if as_json:
+        show_json(image.to_dict())
+    else:
+        print(clean(f"{image.name} {image.digest}"))
+    return 0
+
+
+def _inspect_arguments(parser: Parser) -> None:
+    parser.add("name", metavar="NAME", completes="image", help="name or digest")
+    add_json(parser)
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    show_json(Client().transport.call("GET", f"/images/{quote(args.name)}"))
+    return 0
+
+
+def _rm_arguments(parser: Parser) -> None:
+    parser.add("names", metavar="NAME", nargs="+", completes="image", help="names or digests")
+
+
+def _rm(args: argparse.Namespace) -> int:
+    client = Client()
+    for name in args.names:
+        client.remove_image(name)
+        print(clean(name))
+    return 0
+
+
+class _Progress:
+    """How far a build is: a bar on a terminal, else a line for every step."""
+
+    def __init__(self) -> None:
+        self._bar = os.isatty(2)
+        self._step = ""
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar and self._step:
+            print(file=sys.stderr)
+
+    def show(self, step: str, fraction: float) -> None:
+        if self._bar:
+            done = round(max(0.0, min(1.0, fraction)) * 30)
+            text = f"[{'#' * done}{'.' * (30 - done)}] {fraction:4.0%} {clean(step)}"
+            width = os.get_terminal_size(2).columns or 80
+            print(f"\r\x1b[K{text[: width - 1]}", end="", file=sys.stderr, flush=True)
+        elif step != self._step:
+            print(f"{fraction:4.0%} {clean(step)}", file=sys.stderr, flush=True)
+        self._step = step
+
+
+VERBS = {
+    "image ls": Verb("skerry image ls [OPTIONS]", "List images.", "skerry image ls", _ls_arguments, _ls),
+    "image build": Verb(
+        "skerry image build [--json] NAME",
+        "Build an image from its definition.",
+        "skerry image build dev",
+        _build_arguments,
+        _build,
+    ),
+    "image import": Verb(
+        "skerry image import [--json] ARCHIVE NAME",
+        "Make an image from an archive on this machine.",
+        "skerry image import rootfs.tar mine",
+        _import_arguments,
+        _import,
+    ),
+    "image inspect": Verb(
+        "skerry image inspect NAME",
+        "Show everything about an image, as JSON.",
+        "skerry image inspect dev",
+        _inspect_arguments,
+        _inspect,
+    ),
+    "image rm": Verb("skerry image rm NAME...", "Delete images.", "skerry image rm dev", _rm_arguments, _rm),
+}

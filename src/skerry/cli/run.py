@@ -1,0 +1,194 @@
+"""`run`, `exec`, `shell`: commands in environments, with their input, output and signals passed through."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from skerry.cli.attach import Signals, attach
+from skerry.cli.parser import (
+    Verb,
+    add_environment_options,
+    add_json,
+    environment_request,
+    parse_variables,
+    path_of,
+)
+from skerry.cli.terminal import say, show_json
+from skerry.client.sync.transport import Transport
+from skerry.errors import InvalidRequest, SkerryError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+    from skerry.cli.parser import Parser
+
+# A run that is killed outright cannot clean up; its environment, idle then, need not stay for long.
+RUN_IDLE_SECONDS = 60
+SHELL = ["sh", "-c", "command -v bash >/dev/null && exec bash; exec sh"]
+
+
+def _add_command_options(parser: Parser) -> None:
+    parser.add("-i", "--interactive", action="store_true", help="pass stdin on (else it is empty)")
+    parser.add("-t", "--tty", action="store_true", help="give the command a terminal")
+    parser.add("-e", "--env", metavar="NAME=VALUE", action="append", default=[], help="set a variable")
+    parser.add("-w", "--workdir", metavar="DIR", help="directory to run in (default: /workspace)")
+    parser.add("-u", "--user", metavar="USER", help="appuser (default) or root")
+    parser.add("--timeout", metavar="SECONDS", type=float, help="kill the command after this long")
+    add_json(parser)
+
+
+def _run_arguments(parser: Parser) -> None:
+    _add_command_options(parser)
+    add_environment_options(parser)
+    parser.add("--rm", action="store_true", help="the default; accepted for habit's sake")
+    parser.add("--keep", action="store_true", help="do not remove the environment afterwards")
+    parser.command()
+
+
+def _exec_arguments(parser: Parser) -> None:
+    _add_command_options(parser)
+    parser.add(
+        "-d", "--detach", action="store_true", help="start it, print its execution id, and leave it running"
+    )
+    parser.add("environment", metavar="ENV", completes="environment", help="id, beginning of an id, or name")
+    parser.command()
+
+
+def _shell_arguments(parser: Parser) -> None:
+    parser.add("-e", "--env", metavar="NAME=VALUE", action="append", default=[], help="set a variable")
+    parser.add("-w", "--workdir", metavar="DIR", help="directory to begin in (default: /workspace)")
+    parser.add("-u", "--user", metavar="USER", help="appuser (default) or root")
+    add_environment_options(parser)
+    parser.add(
+        "environment", metavar="ENV", nargs="?", completes="environment", help="none: a throw-away one"
+    )
+    parser.set_defaults(interactive=True, timeout=None, json=False, keep=False, detach=False, command=SHELL)
+
+
+def _argv(args: argparse.Namespace) -> list[str]:
+    argv: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not argv:
+        raise InvalidRequest("no command given", hint="write it at the end: -- python3 -c 'print(1)'")
+    return argv
+
+
+def _request(args: argparse.Namespace, argv: list[str], variables: dict[str, str]) -> dict[str, Any]:
+    """What the options say about the command."""
+    request: dict[str, Any] = {"argv": argv}
+    for name, value in (("cwd", args.workdir), ("user", args.user), ("env", variables)):
+        if value:
+            request[name] = value
+    return request
+
+
+def _run(args: argparse.Namespace) -> int:
+    argv = _argv(args)
+    wanted = environment_request(args)
+    if not args.keep:
+        wanted.setdefault("idle", RUN_IDLE_SECONDS)
+    _check_terminal(args)
+    transport = Transport()
+    with Signals() as signals:
+        ref = transport.call("POST", "/environments", json=wanted)["environment_id"]
+        try:
+            signals.check()
+            return _command(args, transport, path_of(ref), _request(args, argv, {}), signals)
+        finally:
+            if args.keep:
+                say(f"environment {ref} is kept; remove it with skerry rm {ref}")
+            else:
+                _delete(transport, ref)
+
+
+def _exec(args: argparse.Namespace) -> int:
+    request = _request(args, _argv(args), parse_variables(args.env))
+    transport, path = Transport(), path_of(args.environment)
+    if args.detach:
+        if args.timeout:
+            request["timeout"] = args.timeout
+        print(transport.call("POST", f"{path}/executions", json=request)["execution_id"])
+        return 0
+    _check_terminal(args)
+    with Signals() as signals:
+        return _command(args, transport, path, request, signals)
+
+
+def _shell(args: argparse.Namespace) -> int:
+    args.tty = os.isatty(0) and os.isatty(1)
+    if args.environment is None:
+        return _run(args)
+    if set(environment_request(args)) - {"env"}:
+        raise InvalidRequest(
+            "an environment that exists cannot be given limits", hint="leave out ENV for a new one"
+        )
+    return _exec(args)
+
+
+def _check_terminal(args: argparse.Namespace) -> None:
+    if args.tty and args.interactive and not os.isatty(0):
+        raise InvalidRequest("stdin is not a terminal", hint="leave out -t")
+
+
+def _command(
+    args: argparse.Namespace, transport: Transport, path: str, request: dict[str, Any], signals: Signals
+) -> int:
+    """Run the command and return its exit code."""
+    if args.timeout:
+        request["timeout"] = args.timeout
+    if args.json:
+        result = _captured(args, transport, path, request)
+    else:
+        result = attach(transport, path, request, signals, stdin=args.interactive, tty=args.tty)
+    outcome = result["outcome"]
+    if outcome in ("timed_out", "oom_killed", "output_limit", "canceled", "internal") and not args.json:
+        say(f"skerry: {result.get('message') or outcome.replace('_', ' ')}")
+    return 125 if outcome == "internal" else int(result["exit_code"])
+
+
+def _captured(
+    args: argparse.Namespace, transport: Transport, path: str, request: dict[str, Any]
+) -> dict[str, Any]:
+    """With --json the result comes as a whole, its output in it."""
+    from skerry.models import encode_bytes
+
+    if args.interactive:
+        request["stdin"], request["stdin_encoding"] = encode_bytes(sys.stdin.buffer.read())
+    result: dict[str, Any] = transport.call("POST", f"{path}/execute", json=request)
+    show_json(result)
+    return result
+
+
+def _delete(transport: Transport, ref: str) -> None:
+    try:
+        transport.call("DELETE", path_of(ref))
+    except SkerryError as error:
+        if error.status != 404:
+            say(f"skerry: environment {ref} was not removed: {error}")
+
+
+VERBS = {
+    "run": Verb(
+        "skerry run [OPTIONS] [--] COMMAND [ARG...]",
+        "Run a command in a fresh environment, pass its output and exit code on, and remove the environment.",
+        "skerry run --memory 256m -- python3 -c 'print(6*7)'",
+        _run_arguments,
+        _run,
+    ),
+    "exec": Verb(
+        "skerry exec [OPTIONS] ENV [--] COMMAND [ARG...]",
+        "Run a command in an environment.",
+        "skerry exec -it web bash",
+        _exec_arguments,
+        _exec,
+    ),
+    "shell": Verb(
+        "skerry shell [OPTIONS] [ENV]",
+        "Open a terminal in an environment; without ENV in a new one that is removed at the end.",
+        "skerry shell --image dev",
+        _shell_arguments,
+        _shell,
+    ),
+}

@@ -1,0 +1,99 @@
+"""`doctor`, `serve`, `stop`, `version`: the daemon and the machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from skerry import __version__
+from skerry.cli.parser import Verb, add_json
+from skerry.cli.terminal import say, show_json
+from skerry.errors import DaemonUnavailable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from skerry.cli.parser import Parser
+
+
+def _become(module: str, *arguments: str) -> int:
+    """Turn into another part of Skerry, which this program may not import."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
+
+
+def _doctor_arguments(parser: Parser) -> None:
+    add_json(parser)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    return _become("skerry.host.doctor", *(["--json"] if args.json else []))
+
+
+def _nothing(parser: Parser) -> None:
+    pass
+
+
+def _serve(args: argparse.Namespace) -> int:
+    return _become("skerry.daemon", "--foreground")
+
+
+def _stop_arguments(parser: Parser) -> None:
+    parser.add("-f", "--force", action="store_true", help="delete the environments that still live")
+
+
+def _stop(args: argparse.Namespace) -> int:
+    from skerry.client.sync.client import Client
+
+    if not Client().stop(args.force):
+        say("no daemon is running")
+    return 0
+
+
+def _version(args: argparse.Namespace) -> int:
+    from skerry.client.sync.transport import Transport
+
+    try:
+        daemon = Transport().call("GET", "/version", start=False)
+    except DaemonUnavailable:
+        daemon = None
+    if args.json:
+        show_json({"version": __version__, "daemon": daemon})
+        return 0
+    print(f"skerry {__version__}")
+    if daemon is None:
+        print("daemon: not running")
+    else:
+        print(f"daemon: {daemon['version']}, pid {daemon['pid']}, {daemon['home']}")
+    return 0
+
+
+VERBS = {
+    "doctor": Verb(
+        "skerry doctor [--json]",
+        "Try out what isolation needs on this machine, and say how to fix what does not work.",
+        "skerry doctor",
+        _doctor_arguments,
+        _doctor,
+    ),
+    "serve": Verb(
+        "skerry serve",
+        "Run the daemon in the foreground. Without this, the first command starts it in the background.",
+        "SKERRY_HOME=/srv/skerry skerry serve",
+        _nothing,
+        _serve,
+    ),
+    "stop": Verb(
+        "skerry stop [--force]",
+        "Stop the daemon. Refused while environments live, unless forced.",
+        "skerry stop",
+        _stop_arguments,
+        _stop,
+    ),
+    "version": Verb(
+        "skerry version [--json]",
+        "Show the versions of this program and of the daemon, if one runs.",
+        "skerry version",
+        add_json,
+        _version,
+    ),
+}

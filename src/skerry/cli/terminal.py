@@ -1,0 +1,64 @@
+"""What the CLI says for itself: data to stdout, words to stderr, and nothing that a terminal would obey."""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from skerry.errors import SkerryError
+
+
+def clean(text: object) -> str:
+    """One line of text in which controls, marks that turn its direction, and broken bytes are spelled out."""
+    return "".join([c if c.isprintable() else _spelled(c) for c in str(text)])
+
+
+def clean_text(text: str) -> str:
+    """As `clean`, for text of several lines."""
+    return "".join([c if c.isprintable() or c in "\n\t" else _spelled(c) for c in text.replace("\r\n", "\n")])
+
+
+def _spelled(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def say(text: str) -> None:
+    """Words for people."""
+    print(clean_text(text), file=sys.stderr, flush=True)
+
+
+def show_error(error: SkerryError, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps({"error": error.to_dict()}), file=sys.stderr)
+        return
+    say(f"skerry: {error.message}")
+    if error.hint:
+        say(f"hint: {error.hint}")
+
+
+def show_json(value: Any) -> None:
+    import json
+
+    print(json.dumps(value, indent=2))
+
+
+def show_table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
+    """Columns for people, as wide as what is in them."""
+    cells = [head, *(tuple(clean(value) for value in row) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    for row in cells:
+        print("  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip())
+
+
+def ago(seconds: float) -> str:
+    """A span of time in one number."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if abs(seconds) >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
