@@ -6,13 +6,13 @@ cd "$(dirname "$0")/.."
 umask 022 # other users run the same interpreter: unprivileged environments are tested as one of them
 say() { printf 'setup: %s\n' "$*"; }
 
-# An interpreter is good when it is new enough and, for root, when other users can start it too
-# (one below /root is not).
+# An interpreter is good when it is new enough and, for root, when other users can start it too (one below
+# /root is not). By way of env: what setpriv itself starts is looked up with root's rights still.
 good() {
     command -v "$1" >/dev/null || return 1
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || return 1
     [ "$(id -u)" -ne 0 ] || ! command -v setpriv >/dev/null ||
-        setpriv --reuid=65534 --regid=65534 --clear-groups \
+        setpriv --reuid=65534 --regid=65534 --clear-groups env \
             "$("$1" -c 'import sys; print(sys.executable)')" -c '' 2>/dev/null
 }
 

@@ -104,7 +104,8 @@ class Nobody:
 
     def argv(self, argv: Sequence[str]) -> list[str]:
         """The command line that runs `argv` as this user."""
-        become = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
+        # By way of env: what setpriv itself starts is looked up with root's rights still.
+        become = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups", "env"]
         return [*become, *argv]
 
     def run(
