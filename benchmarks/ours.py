@@ -72,7 +72,7 @@ def subjects() -> Iterator[list[Subject]]:
             Subject(lambda: {"write": timed(write)}),
             Subject(lambda: {"read": timed(read)}),
             command("cli", [_script(), "run", "--", "true"]),
-            command("helper", [str(NATIVE), "--version"]),
+            command("helper", [str(NATIVE), "version"]),
         ]
 
 

@@ -16,11 +16,9 @@ from tests import leaks, support
 SETTLE_SECONDS = 10.0
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.geteuid() != 0:
-        for item in items:
-            if item.get_closest_marker("root"):
-                item.add_marker(pytest.mark.skip(reason="needs root"))
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        support.missing("needs root")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,7 +69,7 @@ def _python_for_nobody() -> Iterator[tuple[str, Path | None]]:
 def as_nobody(request: pytest.FixtureRequest) -> Iterator[support.Nobody]:
     """The unprivileged user `nobody`, with a fresh home. Skipped unless root runs the tests."""
     if os.geteuid() != 0:
-        pytest.skip("needs root, to become another user")
+        support.missing("needs root, to become another user")
     support.require("setpriv", "util-linux")
     python, packages = request.getfixturevalue("_python_for_nobody")
     with support.temporary_home(support.NOBODY) as path:

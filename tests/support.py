@@ -130,7 +130,7 @@ class Nobody:
 
     def skerry(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """The command line of Skerry, as this user."""
-        return self.run([self.python, "-c", "from skerry.cli import main; main()", *arguments])
+        return self.run([self.python, "-m", "skerry.cli", *arguments])
 
 
 def python_for_nobody(folder: Path) -> tuple[str, Path | None]:
