@@ -1,9 +1,9 @@
 """The compiled programs on the real kernel: what is refused, what still works, and whose answer it was.
 
 Every call is made in a child of its own, under the profile and under a program that allows everything. Where
-the bare kernel happens to give the very errno of the profile (to an unprivileged user, or for a feature that was
-not built), a third program is asked: the profile with a number of our own in place of every errno. So each case
-shows, on every machine, that it is the filter that answers.
+the bare kernel happens to give the very errno of the profile (to an unprivileged user, or for a feature that
+was not built), a third program is asked: the profile with a number of our own in place of every errno. So
+each case shows, on every machine, that it is the filter that answers.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ _KILL_PROCESS, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _LOAD, _AND, _JUMP, _IF_EQUAL, _IF_AT_LEAST, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _WORD = 0xFFFFFFFF
+_MAX_INSTRUCTIONS = 4096
 
 _T = TypeVar("_T")
 
@@ -71,7 +72,8 @@ class Profile:
     def compile(self, arch: str | None = None) -> bytes:
         """The program for `arch` (this machine's if None) as an array of struct sock_filter.
 
-        Raises IsolationUnavailable for an architecture whose numbers are not known.
+        Raises IsolationUnavailable for an architecture whose numbers are not known, InvalidRequest if the
+        rules make a program that is longer than the kernel takes.
         """
         arch = arch or os.uname().machine
         if arch not in _AUDIT_ARCH:
@@ -194,6 +196,11 @@ class _Program:
         return len(self._code)
 
     def assemble(self) -> bytes:
+        if len(self._code) > _MAX_INSTRUCTIONS:
+            raise InvalidRequest(
+                f"a system call profile makes a program of {len(self._code)} instructions",
+                hint=f"the kernel takes {_MAX_INSTRUCTIONS}: list fewer values in its rules",
+            )
         return b"".join(reversed(self._code))
 
     def branch(self, op: int, operand: int, if_true: int, if_false: int) -> int:
