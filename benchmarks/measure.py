@@ -15,8 +15,6 @@ class Subject:
     """One thing to measure. `once` does it and returns seconds by key, usually one."""
 
     once: Callable[[], Mapping[str, float]]
-    every: int = 1
-    """Take part in every n-th round only: for what takes long."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,6 @@ def take_turns(
     samples: dict[str, list[float]] = defaultdict(list)
     for number in range(-1, rounds):
         for subject in subjects:
-            if number % subject.every != 0 and number != -1:
-                continue
             for key, seconds in subject.once().items():
                 if number >= 0:
                     samples[key].append(seconds)
