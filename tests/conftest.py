@@ -22,7 +22,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+def _nothing_is_left() -> Iterator[None]:
     """Fail the run when the host has a mount, cgroup, loop device, process or open file more than before.
 
     What is on the host cannot be told apart from what another run of the tests has there at the moment, so
