@@ -353,6 +353,14 @@ def test_daemons_with_other_parents_do_not_see_each_other(manager: CgroupManager
     other.close()
 
 
+def test_the_parent_is_made_again_after_another_daemon_closed_it(manager: CgroupManager) -> None:
+    CgroupManager.detect(PARENT).close()
+    assert not any(map(os.path.exists, manager._parents))
+    cgroup = manager.create("abcdefghij12", SMALL)
+    assert all(row.enforced for row in cgroup.enforced())
+    cgroup.remove()
+
+
 # Places
 
 

@@ -17,6 +17,8 @@ from skerry.host.cgroups import CgroupManager, cpu_quota
 from skerry.models import Enforcement, Usage
 from skerry.policy import MIB, Limits
 
+pytestmark = pytest.mark.limits
+
 ID = "abcdefghij12"
 LEAF = f"skerry/skerry-{ID}"
 
@@ -110,6 +112,7 @@ def test_hybrid_counts_cpu_time_in_v2_and_leaves_cpuacct_alone(machine: Machine)
     assert cgroup.join.into_dir == f"{top}/{LEAF}"
     assert cgroup.sample() == (1_500_000_000, 0)
     assert not list(cpuacct.iterdir())
+    cgroup.close()
 
 
 def test_v2_controllers_that_were_not_delegated_are_reported_with_the_fix(machine: Machine) -> None:

@@ -264,8 +264,9 @@ class CgroupManager:
     empty if nothing is.
     """
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def __init__(self, parent: str, proc: str) -> None:
+        self._where = parent, proc
+        self._places = places = find_places(parent, proc)
         unified = [places.unified] if places.unified else []
         self._parents = list(dict.fromkeys([*places.controllers.values(), *unified]))
         modes = {(False, False): "none", (False, True): "v2", (True, False): "v1", (True, True): "hybrid"}
@@ -282,7 +283,7 @@ class CgroupManager:
         """
         if not _PARENT.fullmatch(parent):
             raise ValueError(f"not a name for the parent cgroup: {parent!r}")
-        return cls(find_places(parent, proc))
+        return cls(parent, proc)
 
     def create(self, environment_id: str, limits: Limits) -> Cgroup:
         """Make an environment's cgroups with these limits set.
@@ -294,10 +295,7 @@ class CgroupManager:
         made: list[str] = []
         try:
             for path in cgroup._all:
-                try:
-                    os.mkdir(path, 0o755)
-                except OSError as error:
-                    raise _failed("make", path, error) from error
+                self._make(path)
                 made.append(path)
             cgroup._apply(limits)
         except LaunchFailed:
@@ -305,6 +303,16 @@ class CgroupManager:
                 os.rmdir(path)
             raise
         return cgroup
+
+    def _make(self, path: str) -> None:
+        try:
+            try:
+                os.mkdir(path, 0o755)
+            except FileNotFoundError:
+                find_places(*self._where)  # another daemon with this parent has ended, and closed it
+                os.mkdir(path, 0o755)
+        except OSError as error:
+            raise _failed("make", path, error) from error
 
     def open(self, environment_id: str) -> Cgroup:
         """The cgroups of an environment that exists, made by an earlier daemon perhaps.
@@ -318,7 +326,7 @@ class CgroupManager:
         return cgroup
 
     def close(self) -> None:
-        """Remove the parent cgroups where they are empty; `create` fails from then on."""
+        """Remove the parent cgroups where they are empty. A daemon that ends for good calls this."""
         for parent in self._parents:
             with contextlib.suppress(OSError):
                 os.rmdir(parent)

@@ -1,0 +1,53 @@
+"""What this machine's kernel may do with limits on cgroup v1, a virtual machine's kernel does on v2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.vm.machine import VirtualMachine
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+users = pytest.mark.parametrize("user", ["root", "tester"])
+
+PYTEST = """
+import sys
+from skerry.host.cgroups import CgroupManager
+
+# Here a plain user's process moves to a leaf of its cgroup, so that the leaf is no leak of the tests.
+CgroupManager.detect()
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+@users
+def test_commands_run_and_report(vm: VirtualMachine, user: str) -> None:
+    noise = "echo noise >/dev/console; " if user == "root" else ""
+    done = vm.run(["sh", "-c", f"{noise}id -un; echo '{{}}' >&2; exit 7"], user=user)
+    assert done.returncode == 7
+    assert done.stdout == f"{user}\n{{}}\n"
+    assert vm.run(["sh", "-c", "kill -9 $$"], user=user).returncode == -9
+
+
+@users
+def test_nothing_is_missing(vm: VirtualMachine, user: str) -> None:
+    """So that the tests below have nothing to skip."""
+    code = "from skerry.host.cgroups import CgroupManager as M; m = M.detect(); print(m.mode, [m.reason])"
+    assert vm.run(["python3", "-c", code], user=user).stdout == "v2 ['']\n"
+
+
+@users
+def test_limits(vm: VirtualMachine, user: str) -> None:
+    """Every test of the suite that is marked `limits`."""
+    tests = Path(__file__).parent.parent
+    files = [
+        path
+        for path in tests.rglob("test_*.py")
+        if "mark.limits" in path.read_text() and path != Path(__file__)
+    ]
+    names = sorted(str(path.relative_to(tests.parent)) for path in files)
+    options = ["-m", "limits", "-p", "no:cacheprovider", "--durations=5"]
+    assert vm.run(["python3", "-c", PYTEST, *options, *names], user=user).returncode == 0
