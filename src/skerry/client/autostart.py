@@ -12,13 +12,14 @@ import socket
 import struct
 import time
 
-from skerry.errors import DaemonUnavailable, Denied, from_dict
+from skerry.errors import Conflict, DaemonUnavailable, Denied, from_dict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from skerry.settings import Home
 
 START_SECONDS = 30.0
+MODULE = "skerry.daemon"
 _LOG_TAIL = 2048
 _LOST = (FileNotFoundError, ConnectionRefusedError)
 
@@ -115,7 +116,7 @@ def _spawn(home: Home, deadline: float) -> None:
                     _DETACH,
                     sys.executable,
                     "-m",
-                    "skerry.daemon",
+                    MODULE,
                     "--ready-fd",
                     str(tell),
                 ],
@@ -137,7 +138,9 @@ def _spawn(home: Home, deadline: float) -> None:
         os.close(ready)
         os.close(log)
     if word != b"ready\n":
-        raise _failure(home, word, logged)
+        failure = _failure(home, word, logged)
+        if not isinstance(failure, Conflict):  # that is one which was started by hand meanwhile
+            raise failure
 
 
 def _environment(home: Home) -> dict[str, str]:

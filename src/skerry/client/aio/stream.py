@@ -64,7 +64,7 @@ class AsyncStream:
             if sent < len(data):
                 try:
                     await asyncio.get_running_loop().sock_sendall(self.sock, memoryview(data)[sent:])
-                except BaseException:
+                except asyncio.CancelledError:
                     self.close()
                     raise
 
