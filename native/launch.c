@@ -3,19 +3,20 @@
  * Descriptors at the start: 0 the steps, 1 where status goes, 2 standard error, 3 the guest's listening
  * socket, 4 the seccomp program, from 5 on whatever the steps name.
  *
- * A step is u16 argc (little endian) followed by argc NUL-terminated strings. Three of them describe the
- * process itself and come first; the launching process obeys them:
+ * A step is u16 argc (little endian) followed by argc NUL-terminated strings. Some of them describe the
+ * process itself or need the powers of whoever launches; the launching process obeys them, wherever they stand:
  *
  *   mode rootful|rootless|bare   bare: no namespaces at all (the fake backend)
  *   map UIDS GIDS                contents of uid_map and gid_map
  *   cgroup DIR                   be born in this cgroup (v2)
+ *   tasks FILE                   open a v1 cgroup's `tasks`, for `join`
  *   tree SLOT SOURCE FLAGS       a detached copy of a mount tree, "ro", "rec", "dev", "idmap" in FLAGS
  *
  * The rest is executed in order by the new process:
  *
- *   join FILE                    write "0" to it (a v1 cgroup's `tasks`)
+ *   join                         enter the v1 cgroups
  *   newroot tmpfs OPTIONS | newroot tree SLOT
- *   dir PATH MODE, symlink TARGET PATH, file PATH CONTENT
+ *   dir PATH MODE, symlink PATH TARGET, file PATH CONTENT
  *   place SLOT PATH
  *   mountfd FD PATH SUBDIR       an inherited mount, of which only a subdirectory shall be seen
  *   tmpfs PATH OPTIONS FLAGS ("noexec", "ro"), proc PATH, devpts PATH
@@ -54,7 +55,7 @@
 #include "kernel.h"
 #include "skerry.h"
 
-enum { STEPS_MAX = 256 * 1024, ARGS_MAX = 16, SLOTS_MAX = 64, ALLOW_MAX = 32 };
+enum { STEPS_MAX = 256 * 1024, ARGS_MAX = 16, SLOTS_MAX = 64, ALLOW_MAX = 32, TASKS_MAX = 16 };
 
 static char steps[STEPS_MAX];
 static size_t steps_len;
@@ -69,6 +70,8 @@ static struct {
     bool writable;
 } allowed[ALLOW_MAX];
 static size_t allowed_count;
+static int tasks[TASKS_MAX];
+static size_t tasks_count;
 
 static _Noreturn void fail(const char *step, const char *detail)
 {
@@ -260,14 +263,35 @@ static void make_readonly(const char *path)
     close(target);
 }
 
-/* dir, symlink and file are only used in a root that we made ourselves (tmpfs), before anything runs in it. */
-static void make_file(const char *path, const char *content)
+/* The directory of `path` in the new root, and its last name. */
+static int parent_at_root(const char *step, char *path, const char **name)
 {
-    int fd = (int)check(openat(root_fd, path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644), "file", path);
-    size_t len = strlen(content);
-    if (len != 0 && write(fd, content, len) != (ssize_t)len)
-        fail("file", path);
-    close(fd);
+    char *slash = strrchr(path, '/');
+    *name = slash ? slash + 1 : path;
+    if (slash == NULL)
+        return at_root(step, ".", 0);
+    *slash = 0;
+    int fd = at_root(step, path, 0);
+    *slash = '/';
+    return fd;
+}
+
+static void make(const char *step, char *path, const char *argument)
+{
+    const char *name;
+    int parent = parent_at_root(step, path, &name);
+    if (strcmp(step, "dir") == 0) {
+        check(mkdirat(parent, name, (mode_t)number(step, argument)), step, path);
+    } else if (strcmp(step, "symlink") == 0) {
+        check(symlinkat(argument, parent, name), step, path);
+    } else {
+        int fd = (int)check(openat(parent, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644), step, path);
+        size_t len = strlen(argument);
+        if (len != 0 && write(fd, argument, len) != (ssize_t)len)
+            fail(step, path);
+        close(fd);
+    }
+    close(parent);
 }
 
 static void pivot(void)
@@ -282,11 +306,14 @@ static void pivot(void)
 
 /* ---- small steps ---- */
 
-static void join(const char *file)
+/* The kernel asks who opened the file, so the launcher does; it moves who writes to it, so that is us. Writing
+ * "0" to `tasks` moves one thread, which unlike any other move takes no lock that stops all forks. */
+static void join(void)
 {
-    int fd = (int)check(open(file, O_WRONLY | O_CLOEXEC), "join", file);
-    check(write(fd, "0", 1), "join", file);
-    close(fd);
+    for (size_t i = 0; i < tasks_count; i++) {
+        check(write(tasks[i], "0", 1), "join", "");
+        close(tasks[i]);
+    }
 }
 
 static void loopback(void)
@@ -434,16 +461,12 @@ static void configure_guest(const struct cursor *c)
 
 static void execute(struct cursor *c)
 {
-    if (is(c, "join", 1))
-        join(c->argv[1]);
+    if (is(c, "join", 0))
+        join();
     else if (is(c, "newroot", 2))
         new_root(c);
-    else if (is(c, "dir", 2))
-        check(mkdirat(root_fd, c->argv[1], (mode_t)number("dir", c->argv[2])), "dir", c->argv[1]);
-    else if (is(c, "symlink", 2))
-        check(symlinkat(c->argv[1], root_fd, c->argv[2]), "symlink", c->argv[2]);
-    else if (is(c, "file", 2))
-        make_file(c->argv[1], c->argv[2]);
+    else if (is(c, "dir", 2) || is(c, "symlink", 2) || is(c, "file", 2))
+        make(c->argv[0], c->argv[1], c->argv[2]);
     else if (is(c, "place", 2))
         attach("place", slots[slot("place", c->argv[1])], c->argv[2]);
     else if (is(c, "mountfd", 3))
@@ -484,7 +507,8 @@ static void execute(struct cursor *c)
     else if (is(c, "tree", 3)) { /* with the powers of root the parent has done it; else only we can */
         if (!rootful)
             open_source(c);
-    } else if (strcmp(c->argv[0], "mode") != 0 && strcmp(c->argv[0], "map") != 0 && strcmp(c->argv[0], "cgroup") != 0) {
+    } else if (strcmp(c->argv[0], "mode") != 0 && strcmp(c->argv[0], "map") != 0 &&
+               strcmp(c->argv[0], "cgroup") != 0 && strcmp(c->argv[0], "tasks") != 0) {
         errno = EINVAL;
         fail("unknown-step", c->argv[0]);
     }
@@ -578,6 +602,11 @@ int sk_launch_main(void)
             gids = c.argv[2];
         } else if (is(&c, "cgroup", 1)) {
             cgroup = c.argv[1];
+        } else if (is(&c, "tasks", 1)) {
+            errno = E2BIG;
+            if (tasks_count == TASKS_MAX)
+                fail("tasks", c.argv[1]);
+            tasks[tasks_count++] = (int)check(open(c.argv[1], O_WRONLY | O_CLOEXEC), "tasks", c.argv[1]);
         } else if (rootful && is(&c, "tree", 3)) {
             open_source(&c);
         }

@@ -497,7 +497,9 @@ static _Noreturn void supervise(const int stdio[3], bool pty, int report_fd, con
     pid_t pid = launching->applet != NULL ? fork() : vfork();
     if (pid == 0) {
         become_workload(stdio, pty, extra);
-        _exit(127);
+        if (launching->applet != NULL) /* in memory of its own: it has to speak for itself */
+            dprintf(2, "errno=%d %s: start\n", failed_error, strerror(failed_error));
+        _exit(3);
     }
     if (pid < 0)
         send_report(report_fd, SK_REPORT_FAILED, SK_STEP_FORK, errno, NULL);

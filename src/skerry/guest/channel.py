@@ -15,7 +15,7 @@ import struct
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from skerry.errors import (
     Busy,
@@ -62,8 +62,8 @@ class Start:
     """The whole environment of a program; of a shell, when this is its first command."""
     exports: dict[str, str] = field(default_factory=dict)
     """For a shell's command: exported before it, and from then on."""
-    uid: int = 1000
-    gid: int = 1000
+    uid: int | None = None
+    """None: the environment's own user."""
     stdin: bool = False
     pty: tuple[int, int] | None = None
     output_limit: int | None = None
@@ -89,7 +89,8 @@ class Start:
             pieces.append(frames.field(tag, data))
         flags = Flag.STDIN * self.stdin | Flag.PTY * (self.pty is not None) | Flag.KEEP * self.keep
         pieces.append(frames.field(Tag.FLAGS, struct.pack("<I", flags)))
-        pieces.append(frames.field(Tag.USER, struct.pack("<II", self.uid, self.gid)))
+        if self.uid is not None:
+            pieces.append(frames.field(Tag.USER, struct.pack("<II", self.uid, self.uid)))
         pieces.append(frames.field(Tag.CREDIT, struct.pack("<I", WINDOW)))
         if self.pty is not None:
             pieces.append(frames.field(Tag.WINSIZE, struct.pack("<HH", *self.pty)))
@@ -427,8 +428,7 @@ class Channel(asyncio.Protocol):
             self._requests.pop(id_, None)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's does not say so
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -1,0 +1,94 @@
+"""No isolation at all: the guest as an ordinary process in a temporary directory, for users' own tests.
+
+Commands, files, streams and shells behave as everywhere else, because the guest is the real one. Nothing is
+confined or limited, so the daemon offers this backend only when it was started with `--backend fake`, and every
+environment reports its isolation as `none`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
+from skerry.backends.instances import InstanceDirectory, Record, Running, list_directories
+from skerry.errors import EnvironmentNotFound
+from skerry.host import plan
+from skerry.host.launcher import Helper, launch
+from skerry.host.processes import start_time
+from skerry.models import Enforcement, Usage
+
+
+class FakeBackend:
+    name = "fake"
+
+    def __init__(self, home: str) -> None:
+        """Raises IsolationUnavailable when the native helper was not built."""
+        self._instances = f"{home}/instances"
+        self._helper = Helper()
+        self._no_filter = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._live: dict[str, Running] = {}
+        os.makedirs(self._instances, mode=0o700, exist_ok=True)
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(isolation="none", available=True, rootless=os.geteuid() != 0)
+
+    async def start(self, spec: InstanceSpec) -> Instance:
+        directory = InstanceDirectory(self._instances, spec.environment_id)
+        directory.make()
+        try:
+            paths = [f"{directory.path}/{name}" for name in ("workspace", "tmp", "run")]
+            for path in paths:
+                os.mkdir(path, 0o700)
+            steps = plan.bare_steps(*paths, spec.policy.limits)
+            with directory.listen() as listener:
+                pid = await launch(self._helper, steps, listener, self._no_filter)
+            running = Running(pid)
+            directory.save(Record(pid, start_time(pid), None))
+        except BaseException:
+            directory.remove()
+            raise
+        self._live[spec.environment_id] = running
+        nothing = [
+            Enforcement(name, False, "", "the fake backend confines nothing")
+            for name in ("isolation", "cpu", "memory", "pids", "disk", "inodes", "network", "seccomp")
+        ]
+        return Instance(spec.environment_id, "disk", paths[0], nothing)
+
+    async def connect(self, environment_id: str) -> socket.socket:
+        return InstanceDirectory(self._instances, environment_id).connect()
+
+    async def stop(self, environment_id: str) -> None:
+        directory = InstanceDirectory(self._instances, environment_id)
+        record = directory.load()
+        running = self._live.pop(environment_id, None) or (record and Running.from_record(record))
+        if running:
+            running.kill_descendants()
+            await running.kill()
+            running.handle.close()
+        directory.remove()
+
+    async def wait(self, environment_id: str) -> None:
+        await self._get(environment_id).handle.wait()
+
+    async def list(self) -> list[str]:
+        return list_directories(self._instances)
+
+    async def usage(self, environment_id: str) -> Usage:
+        self._get(environment_id)
+        return Usage()
+
+    def sample(self, environment_id: str) -> Sample:
+        return Sample(None, 0)
+
+    def reset_peak(self, environment_id: str) -> None:
+        pass
+
+    async def close(self) -> None:
+        os.close(self._no_filter)
+        self._helper.close()
+
+    def _get(self, environment_id: str) -> Running:
+        if environment_id not in self._live:
+            raise EnvironmentNotFound(f"no environment {environment_id} runs here")
+        return self._live[environment_id]

@@ -1,0 +1,141 @@
+"""What the backends that start the native helper have in common: one directory for each instance of a home.
+
+    <home>/instances/<id>/instance.json   who it is: pid, start time, user id range
+    <home>/instances/<id>/guest.sock      where its guest listens
+    <home>/instances/<id>/...             what the backend keeps there (a workspace without root, say)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from skerry.errors import DiskFull, GuestFailed, LaunchFailed, PlatformError
+from skerry.host.processes import Handle, descendants, start_time
+from skerry.host.trees import remove_tree
+
+BACKLOG = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    pid: int
+    started: int
+    uid_base: int | None
+
+
+class InstanceDirectory:
+    """The files of one instance."""
+
+    def __init__(self, root: str, environment_id: str) -> None:
+        self.path = f"{root}/{environment_id}"
+
+    @property
+    def socket_path(self) -> str:
+        return f"{self.path}/guest.sock"
+
+    def make(self) -> None:
+        """Raises DiskFull, LaunchFailed."""
+        try:
+            os.makedirs(self.path, mode=0o700)
+        except OSError as error:
+            kind = DiskFull if error.errno in (28, 122) else LaunchFailed
+            raise kind(f"cannot make {self.path}: {error.strerror}") from error
+
+    def listen(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(self.socket_path)
+            os.chmod(self.socket_path, 0o600)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise LaunchFailed(f"cannot listen on {self.socket_path}: {error.strerror}") from error
+        return listener
+
+    def connect(self) -> socket.socket:
+        """A stream to the guest. Raises GuestFailed."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.connect(self.socket_path)
+        except OSError as error:
+            sock.close()
+            raise GuestFailed(f"the guest cannot be reached: {error.strerror}") from error
+        return sock
+
+    def save(self, record: Record) -> None:
+        try:
+            with open(f"{self.path}/instance.json", "w") as file:
+                json.dump(asdict(record), file)
+        except OSError as error:
+            kind = DiskFull if error.errno in (28, 122) else LaunchFailed
+            raise kind(f"cannot write to {self.path}: {error.strerror}") from error
+
+    def load(self) -> Record | None:
+        try:
+            with open(f"{self.path}/instance.json") as file:
+                return Record(**json.load(file))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def remove(self) -> None:
+        """Raises PlatformError."""
+        try:
+            remove_tree(Path(self.path))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise PlatformError(f"cannot remove {self.path}: {error.strerror}") from error
+
+
+class Running:
+    """One live process 1, ours or a crashed daemon's."""
+
+    def __init__(self, pid: int) -> None:
+        self.handle = Handle(pid)
+
+    @classmethod
+    def from_record(cls, record: Record) -> Running | None:
+        """The process of a record, if it is still that very process."""
+        if start_time(record.pid) != record.started:
+            return None
+        try:
+            running = cls(record.pid)
+        except ProcessLookupError:
+            return None
+        # The number may have been given away between the two looks.
+        if start_time(record.pid) != record.started:
+            running.handle.close()
+            return None
+        return running
+
+    def kill_descendants(self) -> None:
+        """For a guest without a process namespace of its own: end what it started, while it cannot start more."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.handle.fd, signal.SIGSTOP)
+        while found := descendants(self.handle.pid):
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    async def kill(self, seconds: float = 20.0) -> None:
+        """Raises PlatformError when it does not die: a process stuck in the kernel."""
+        self.handle.kill()
+        try:
+            async with asyncio.timeout(seconds):
+                await self.handle.wait()
+        except TimeoutError as error:
+            raise PlatformError(f"process {self.handle.pid} does not die") from error
+
+
+def list_directories(root: str) -> list[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(os.listdir(root))
+    return []

@@ -1,0 +1,170 @@
+"""Spawning the native helper with a list of steps, and saying in words what went wrong in one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from skerry.errors import IsolationUnavailable, LaunchFailed
+
+Step = tuple[str, ...]
+
+HELPER = Path(__file__).parent.parent / "_native" / "skerry-guest"
+FIRST_EXTRA_FD = 5
+SECONDS = 30.0
+
+_NO_USER_NAMESPACES = (
+    "user namespaces are not available to this user; on Ubuntu 23.10 and later: "
+    "sysctl kernel.apparmor_restrict_unprivileged_userns=0 (or an AppArmor profile with `userns`), elsewhere: "
+    "sysctl user.max_user_namespaces=15000 and kernel.unprivileged_userns_clone=1"
+)
+_HINTS: dict[tuple[str, int], str] = {
+    ("namespaces", errno.EPERM): _NO_USER_NAMESPACES,
+    ("namespaces", errno.EACCES): _NO_USER_NAMESPACES,
+    ("namespaces", errno.ENOSPC): "the limit of namespaces is reached: sysctl user.max_user_namespaces",
+    ("namespaces", errno.EUSERS): "user namespaces are nested too deeply on this machine",
+    ("namespaces", errno.EAGAIN): "the limit of processes of this user is reached: ulimit -u, or pids.max",
+    ("namespaces", errno.ENOSYS): "this kernel has no clone3: Linux 5.12 or newer is needed",
+    ("map", errno.EPERM): _NO_USER_NAMESPACES,
+    ("proc", errno.EPERM): "/proc of this machine is partly covered (a container?): it needs an unmasked /proc",
+    ("private-mounts", errno.EPERM): _NO_USER_NAMESPACES,
+    ("private-mounts", errno.EACCES): _NO_USER_NAMESPACES,
+    ("fsopen", errno.ENOSYS): "this kernel lacks the mount API: Linux 5.12 or newer is needed",
+    ("tree", errno.ENOENT): "a part of the image is missing on disk: rebuild or import it again",
+    ("seccomp", errno.EINVAL): "this kernel has no seccomp filters",
+    ("join", errno.ENOSPC): "the cgroup cannot take more processes",
+}
+
+
+class Helper:
+    """The native helper, copied into a sealed memfd: what runs as PID 1 inside leads to nothing writable."""
+
+    def __init__(self, path: Path = HELPER) -> None:
+        """Raises IsolationUnavailable when it was not built."""
+        try:
+            program = path.read_bytes()
+        except OSError as error:
+            raise IsolationUnavailable(
+                f"the native helper is missing: {error.strerror}",
+                hint="install a built package, or run `make native` in a checkout",
+            ) from error
+        self.fd = os.memfd_create("skerry-guest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.write(self.fd, program)
+        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def encode_steps(steps: Iterable[Step]) -> bytes:
+    """The wire form: u16 number of arguments, then each with a NUL behind it."""
+    parts = []
+    for step in steps:
+        parts.append(struct.pack("<H", len(step)))
+        parts += [argument.encode("utf-8", "surrogateescape") + b"\0" for argument in step]
+    return b"".join(parts)
+
+
+async def launch(
+    helper: Helper, steps: Iterable[Step], listener: socket.socket, seccomp_fd: int, extra_fds: Sequence[int] = ()
+) -> int:
+    """Run the steps; returns the host's pid of the guest once it serves its socket.
+
+    `extra_fds` are known to the steps as FIRST_EXTRA_FD and up. The guest is a child of this process.
+    Raises LaunchFailed, with the step that failed and what to do; nothing of it runs then.
+    """
+    spec = os.memfd_create("skerry-steps", os.MFD_CLOEXEC)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    status_read, status_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    raised: list[int] = []
+    try:
+        os.write(spec, encode_steps(steps))
+        os.lseek(spec, 0, os.SEEK_SET)
+        # Out of the way of the numbers that they get in the helper.
+        sources = [spec, status_write, null, listener.fileno(), seccomp_fd, *extra_fds]
+        raised = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in sources]
+        launcher = os.posix_spawn(
+            f"/proc/self/fd/{helper.fd}",
+            ["skerry-init", "launch"],
+            {},
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(raised)],
+            setsigmask=[],
+            setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD],
+        )
+    except OSError as error:
+        os.close(status_read)
+        raise LaunchFailed(f"the native helper cannot be started: {error.strerror}") from error
+    finally:
+        for fd in (spec, null, status_write, *raised):
+            os.close(fd)
+    said: list[str] = []
+    try:
+        async with asyncio.timeout(SECONDS):
+            await _read_status(status_read, said)
+        pid = _started(said)
+    except BaseException as error:
+        # The launching process ends with the guest or before it; the guest is named in what was said so far.
+        for started in {launcher, _pid(said)} - {0}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(started, signal.SIGKILL)
+            _reap(started)
+        if isinstance(error, TimeoutError):
+            raise LaunchFailed(f"the environment did not start within {SECONDS:g} s") from error
+        raise
+    finally:
+        os.close(status_read)
+    if pid != launcher:
+        _reap(launcher)
+    return pid
+
+
+async def _read_status(fd: int, said: list[str]) -> None:
+    """Collect lines until the launch is over, one way or the other."""
+    loop = asyncio.get_running_loop()
+    rest = ""
+    while not said or said[-1][0] not in "RE":
+        ready = loop.create_future()
+        loop.add_reader(fd, ready.set_result, None)
+        try:
+            await ready
+        finally:
+            loop.remove_reader(fd)
+        data = os.read(fd, 4096)
+        if not data:
+            return
+        *lines, rest = (rest + data.decode(errors="replace")).split("\n")
+        said += [line for line in lines if line]
+
+
+def _pid(said: list[str]) -> int:
+    return next((int(line[1:]) for line in said if line[0] == "P"), 0)
+
+
+def _started(said: list[str]) -> int:
+    """The guest's pid. Raises LaunchFailed with what the helper complained about."""
+    if "R" in said and _pid(said):
+        return _pid(said)
+    for line in said:
+        if line.startswith("E\t"):
+            _, step, number, detail = line.split("\t", 3)
+            code = int(number)
+            raise LaunchFailed(
+                f"step {step} failed: {os.strerror(code)}{f' ({detail})' if detail else ''}",
+                hint=_HINTS.get((step, code), "`skerry doctor` checks what this machine can do"),
+                detail={"step": step, "errno": errno.errorcode.get(code, str(code)), "what": detail},
+            )
+    raise LaunchFailed("the native helper died while it built the environment", hint="look at the kernel's log")
+
+
+def _reap(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)

@@ -1,0 +1,69 @@
+"""Host processes: telling one from a later one with the same number, and waiting for its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+
+
+def start_time(pid: int) -> int:
+    """When it started, in clock ticks since boot; 0 when there is no such process, or only its remains."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def descendants(pid: int) -> list[int]:
+    """All living processes below `pid`, nearest first."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+                if fields[0] not in (b"Z", b"X"):
+                    parents[int(name)] = int(fields[1])
+    found, layer = [], {pid}
+    while layer:
+        layer = {child for child, parent in parents.items() if parent in layer}
+        found += sorted(layer)
+    return found
+
+
+class Handle:
+    """A process that cannot be confused with another: a pidfd."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.fd = os.pidfd_open(pid)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.fd, signal.SIGKILL)
+
+    async def wait(self) -> None:
+        """Return when it has ended, having reaped it if it is a child of ours."""
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        # Each waiter watches a descriptor of its own: the loop knows one reader for each.
+        fd = os.dup(self.fd)
+        loop.add_reader(fd, lambda: done.done() or done.set_result(None))
+        try:
+            await done
+        finally:
+            loop.remove_reader(fd)
+            os.close(fd)
+        self.reap()
+
+    def reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PIDFD, self.fd, os.WEXITED | os.WNOHANG)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
