@@ -73,7 +73,9 @@ class StubClock:
         end = self.now + seconds
         while True:
             self.timers = [timer for timer in self.timers if not timer.canceled]
-            due = min((timer for timer in self.timers if timer.when <= end), key=lambda t: t.when, default=None)
+            due = min(
+                (timer for timer in self.timers if timer.when <= end), key=lambda t: t.when, default=None
+            )
             if due is None:
                 break
             self.timers.remove(due)
@@ -105,7 +107,14 @@ class StubProcess:
     def end(self, code: int = 0, signal: int | None = None, stdout_size: int = 0) -> None:
         if not self._exit.done():
             self._exit.set_result(
-                Exit(code=code, signal=signal, stdout_size=stdout_size, stderr_size=0, cpu_seconds=0.0, max_rss=0)
+                Exit(
+                    code=code,
+                    signal=signal,
+                    stdout_size=stdout_size,
+                    stderr_size=0,
+                    cpu_seconds=0.0,
+                    max_rss=0,
+                )
             )
             self._queue.put_nowait(None)
 
@@ -237,7 +246,9 @@ class StubBackend:
         return sorted(self.alive)
 
     async def usage(self, environment_id: str) -> Usage:
-        return Usage(cpu_seconds=self.cpu_seconds, memory_bytes=1, memory_peak_bytes=2, oom_kills=self.oom_kills)
+        return Usage(
+            cpu_seconds=self.cpu_seconds, memory_bytes=1, memory_peak_bytes=2, oom_kills=self.oom_kills
+        )
 
     def sample(self, environment_id: str) -> Sample:
         return Sample(self.cpu_seconds, self.oom_kills)

@@ -31,7 +31,7 @@ async def test_a_created_environment_runs_and_is_found_by_id_name_and_prefix() -
     backend = StubBackend()
     manager = make_manager(backend)
     environment = await manager.create(policy=POLICY, name="mine")
-    assert environment.state is State.RUNNING
+    assert environment.info.state == "running"
     assert environment.id.isalnum()
     assert environment.id[0].isalpha()
     assert len(environment.id) == 12
@@ -112,7 +112,7 @@ async def test_a_create_that_fails_leaves_nothing(step: str) -> None:
     with pytest.raises(LaunchFailed, match=step):
         await manager.create(policy=POLICY, name="mine")
     assert backend.alive == set()
-    assert manager.list(ended=True) == []
+    assert manager.environments(ended=True) == []
     backend.fault = lambda at, _: None
     await manager.create(policy=POLICY, name="mine")
 
@@ -135,7 +135,7 @@ async def test_two_hundred_creates_with_faults_everywhere_leave_only_the_good_on
     good = {result.id for result in made if not isinstance(result, BaseException)}
     assert len(good) == 40
     assert backend.alive == good
-    assert {environment.id for environment in manager.list(ended=True)} == good
+    assert {environment.id for environment in manager.environments(ended=True)} == good
     await manager.delete_all("over")
     assert backend.alive == set()
 
@@ -209,7 +209,7 @@ async def test_a_removal_that_fails_is_told_and_tried_again() -> None:
     backend.fault = fault
     with pytest.raises(PlatformError, match="busy mount"):
         await manager.delete("mine")
-    assert environment.state is State.DELETING
+    assert environment.info.state == "deleting"
     with pytest.raises(EnvironmentEnded):
         manager.running("mine")
     clock.advance(module.RETRY_AFTER)
@@ -231,11 +231,11 @@ async def test_lifetime_ends_even_what_is_busy_and_idle_time_only_what_is_not() 
     running = asyncio.create_task(busy.executions.prepare(Command(argv=["sleep"])).run())
     await backend.channels[busy.id].nth(1)
     clock.advance(9.9)
-    assert idle.state is State.RUNNING
+    assert idle.info.state == "running"
     clock.advance(0.1)
-    assert idle.state is State.DELETING
+    assert idle.info.state == "deleting"
     clock.advance(89.9)
-    assert busy.state is State.RUNNING
+    assert busy.info.state == "running"
     clock.advance(0.2)
     result = await running
     assert result.outcome is Outcome.CANCELED
@@ -260,9 +260,9 @@ async def test_idle_time_counts_from_the_end_of_the_last_use() -> None:
     with manager.using(environment.id):
         clock.advance(50)
     clock.advance(9)
-    assert environment.state is State.RUNNING
+    assert environment.info.state == "running"
     clock.advance(1)
-    assert environment.state is State.DELETING
+    assert environment.info.state == "deleting"
 
 
 @asynchronous
@@ -273,7 +273,7 @@ async def test_a_heartbeat_before_the_end_keeps_it_and_one_after_is_too_late() -
     for _ in range(5):
         clock.advance(99.9)
         manager.heartbeat(environment.id)
-    assert environment.state is State.RUNNING
+    assert environment.info.state == "running"
     clock.advance(100)
     with pytest.raises(EnvironmentEnded, match="lifetime"):
         manager.heartbeat(environment.id)
@@ -289,7 +289,7 @@ async def test_a_heartbeat_can_shorten_a_life() -> None:
     environment = await manager.create(policy=POLICY, lifetime=1000, idle=1000)
     manager.heartbeat(environment.id, 5)
     clock.advance(5)
-    assert environment.state is State.DELETING
+    assert environment.info.state == "deleting"
     with pytest.raises(InvalidRequest):
         manager.heartbeat((await manager.create(policy=POLICY)).id, -1)
 
@@ -316,7 +316,10 @@ async def test_a_guest_that_dies_is_noticed_and_removed(by: str) -> None:
         backend.channels[environment.id].break_down("a frame of 4 GiB")
     await until(lambda: environment.state is State.ENDED)
     assert backend.alive == set()
-    assert environment.info.ended_reason == {"wait": "the guest died", "channel": "the guest: a frame of 4 GiB"}[by]
+    assert (
+        environment.info.ended_reason
+        == {"wait": "the guest died", "channel": "the guest: a frame of 4 GiB"}[by]
+    )
 
 
 @asynchronous
@@ -337,19 +340,21 @@ async def test_a_guest_that_died_for_want_of_memory() -> None:
 
 
 @asynchronous
-async def test_the_dead_are_remembered_for_a_day_and_no_more_than_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_dead_are_remembered_for_a_day_and_no_more_than_a_thousand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "REMEMBER_MAX", 3)
     clock = StubClock()
     manager = make_manager(StubBackend(), clock)
     made = [await manager.create(policy=POLICY) for _ in range(5)]
     for environment in made:
         await manager.delete(environment.id)
-    assert manager.list() == []
-    assert manager.list(ended=True) == made[2:]
+    assert manager.environments() == []
+    assert manager.environments(ended=True) == made[2:]
     with pytest.raises(EnvironmentNotFound):
         manager.find(made[0].id)
     clock.advance(86401)
-    assert manager.list(ended=True) == []
+    assert manager.environments(ended=True) == []
     with pytest.raises(EnvironmentNotFound):
         await manager.delete(made[4].id)
 

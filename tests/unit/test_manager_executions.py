@@ -73,7 +73,7 @@ async def test_commands_of_one_shell_run_in_the_order_in_which_they_came() -> No
     tasks = [asyncio.create_task(executions.prepare(shell(str(number))).run()) for number in range(10)]
     beside = asyncio.create_task(executions.prepare(Command(text="beside", shell="other")).run())
     for number in range(10):
-        await until(lambda: len(channel.started) > number + 1)
+        await channel.nth(number + 2)
         mine = [process for process in channel.started if process.start.shell == "main"]
         assert [process.start.command for process in mine] == [str(n) for n in range(number + 1)]
         mine[-1].end()
@@ -91,7 +91,9 @@ async def test_too_many_waiting_for_a_shell_and_too_many_at_once() -> None:
     with pytest.raises(Busy, match="64 commands are waiting"):
         await executions.prepare(shell()).run()
     assert len(executions.running) == 1 + module.WAITING_MAX
-    more = [executions.prepare(Command(argv=["x"])) for _ in range(module.RUNNING_MAX - len(executions.running))]
+    more = [
+        executions.prepare(Command(argv=["x"])) for _ in range(module.RUNNING_MAX - len(executions.running))
+    ]
     with pytest.raises(Busy, match="256 executions"):
         executions.prepare(Command(argv=["x"]))
     tasks += [asyncio.create_task(execution.run()) for execution in more]
@@ -99,7 +101,9 @@ async def test_too_many_waiting_for_a_shell_and_too_many_at_once() -> None:
     await environment.backend.stop(environment.id)
     channel.break_down("gone")
     for result in await asyncio.gather(*tasks, return_exceptions=True):
-        assert isinstance(result, GuestFailed) or (isinstance(result, ExecutionResult) and result.exit_code == 125)
+        assert isinstance(result, GuestFailed) or (
+            isinstance(result, ExecutionResult) and result.exit_code == 125
+        )
     await until(lambda: environment.state is State.ENDED)
 
 
@@ -124,7 +128,11 @@ async def test_a_timeout_kills() -> None:
     _, _, _, executions, channel = await setup()
     result = await executions.prepare(shell(timeout=0.01)).run()
     assert channel.started[0].killed
-    assert (result.outcome, result.exit_code, result.message) == (Outcome.TIMED_OUT, 124, "killed after 0.01 s")
+    assert (result.outcome, result.exit_code, result.message) == (
+        Outcome.TIMED_OUT,
+        124,
+        "killed after 0.01 s",
+    )
     follower = asyncio.create_task(executions.prepare(shell()).run())
     (await channel.nth(2)).end()
     assert (await follower).ok

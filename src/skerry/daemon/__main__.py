@@ -35,9 +35,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m skerry.daemon", description="The Skerry daemon.")
     parser.add_argument("--home", help="the directory of this daemon (default: $SKERRY_HOME)")
     parser.add_argument("--foreground", action="store_true", help="stay when idle")
-    parser.add_argument("--idle-exit", type=float, default=IDLE_EXIT, metavar="SECONDS", help="end when idle for this long")
-    parser.add_argument("--backend", help="serve every request with this backend, whatever isolation it gives")
-    parser.add_argument("--ready-fd", type=int, metavar="N", help="where to write 'ready', or why it did not start")
+    parser.add_argument(
+        "--idle-exit", type=float, default=IDLE_EXIT, metavar="SECONDS", help="end when idle for this long"
+    )
+    parser.add_argument(
+        "--backend", help="serve every request with this backend, whatever isolation it gives"
+    )
+    parser.add_argument(
+        "--ready-fd", type=int, metavar="N", help="where to write 'ready', or why it did not start"
+    )
     return parser
 
 

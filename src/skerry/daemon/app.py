@@ -12,6 +12,8 @@ from fastapi import FastAPI
 
 from skerry import __version__
 from skerry.backends.base import Backend
+from skerry.backends.fake import FakeBackend
+from skerry.backends.namespace import NamespaceBackend
 from skerry.backends.registry import Registry
 from skerry.daemon.http import answers, attach, environments, executions, files, images, system
 from skerry.daemon.server import Server, listen, unlisten
@@ -20,25 +22,24 @@ from skerry.images.store import ImageStore
 from skerry.manager.environments import EnvironmentManager
 from skerry.settings import Home
 
+BACKENDS: dict[str, Callable[[str], Backend]] = {"namespace": NamespaceBackend, "fake": FakeBackend}
 IDLE_LOOK = 1.0
 
 log = structlog.get_logger("skerry.daemon")
 
 
 def make_registry(home: Home, backend: str | None) -> Registry:
-    """All backends, or the one that the operator has named. Raises InvalidRequest."""
-    from skerry.backends.fake import FakeBackend
-    from skerry.backends.namespace import NamespaceBackend
-
-    makers: dict[str, Callable[[Home], Backend]] = {"namespace": NamespaceBackend, "fake": FakeBackend}
+    """All that isolate, or the one that the operator named. Raises InvalidRequest, IsolationUnavailable."""
     if backend is None:
-        return Registry([NamespaceBackend(home)])
-    if backend not in makers:
-        raise InvalidRequest(f"unknown backend {backend!r}", hint=f"known: {', '.join(makers)}")
-    return Registry([makers[backend](home)], chosen=True)
+        return Registry([NamespaceBackend(home.path)])
+    if backend not in BACKENDS:
+        raise InvalidRequest(f"unknown backend {backend!r}", hint=f"known: {', '.join(BACKENDS)}")
+    return Registry([BACKENDS[backend](home.path)], chosen=True)
 
 
-def make_app(manager: EnvironmentManager, store: ImageStore, *, home: Home, stop: Callable[[], None]) -> FastAPI:
+def make_app(
+    manager: EnvironmentManager, store: ImageStore, *, home: Home, stop: Callable[[], None]
+) -> FastAPI:
     """The routes, joined to what they serve."""
     app = FastAPI(title="Skerry", openapi_url=None, redirect_slashes=False)
     app.router.routes.append(executions.execute_route(manager))
@@ -58,7 +59,7 @@ def make_app(manager: EnvironmentManager, store: ImageStore, *, home: Home, stop
 async def serve(
     home: Home, ready: Callable[[], None], *, backend: str | None, idle_exit: float | None
 ) -> None:
-    """Sweep, serve until told to stop (or idle for `idle_exit` seconds), and leave nothing. Raises SkerryError."""
+    """Sweep, serve until told to stop (or idle for `idle_exit` seconds). Raises SkerryError."""
     store = ImageStore(Path(home.images))
     registry = make_registry(home, backend)
     manager = EnvironmentManager(registry, store)
@@ -90,7 +91,9 @@ async def serve(
             await serving
 
 
-async def _idle(server: Server, manager: EnvironmentManager, seconds: float, stop: Callable[[], None]) -> None:
+async def _idle(
+    server: Server, manager: EnvironmentManager, seconds: float, stop: Callable[[], None]
+) -> None:
     loop = asyncio.get_running_loop()
     since, served = loop.time(), server.served
     while loop.time() - since < seconds:

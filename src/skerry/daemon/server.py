@@ -1,4 +1,4 @@
-"""The server on its unix socket: one daemon a home, no strangers, and an end of its own when nobody needs it."""
+"""The server on its unix socket: one daemon a home, and no strangers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Http(HttpToolsProtocol):
         transport = cast(Transport, transport)
         uid = peer_uid(transport)
         if uid in (os.geteuid(), 0):
-            super().connection_made(transport)  # type: ignore[arg-type]
+            super().connection_made(transport)
             return
         log.warning("foreign peer refused", uid=uid)
         self.transport = transport
@@ -77,7 +77,7 @@ def peer_uid(transport: Transport) -> int:
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers and its tick: `ready` is called when it serves, `stop()` ends it."""
+    """uvicorn without its signal handlers and tick. `ready` is called when it serves; `stop()` ends it."""
 
     def __init__(self, app: Any, ready: Callable[[], None]) -> None:
         super().__init__(
@@ -93,7 +93,7 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=GRACE_SECONDS,
-                # A peer that has died is noticed by the failing write; one that reads slowly may take its time.
+                # A peer that died is noticed by the failing write; one that reads slowly may take its time.
                 ws_ping_interval=5.0,
                 ws_ping_timeout=None,
                 ws_per_message_deflate=False,
@@ -115,7 +115,7 @@ class Server(uvicorn.Server):
         self._stopping.set()
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         yield
 
     async def main_loop(self) -> None:

@@ -14,14 +14,15 @@ OUTPUT_LIMIT = 1 * MIB
 OUTPUT_LIMIT_MAX = 64 * MIB
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-USERS = {"appuser": 1000, "root": 0}
+USERS: dict[str, int | None] = {"appuser": None, "root": 0}
+"""None: whatever user an environment has for its work."""
 _SHELL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,24}")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One thing to run. Exactly one of `argv` and `text` is given. Raises InvalidRequest when it makes no sense."""
+    """One thing to run: either `argv` or `text`. Raises InvalidRequest when it makes no sense."""
 
     argv: list[str] | None = None
     text: str | None = None
@@ -45,13 +46,17 @@ class Command:
         if self.argv is not None and not self.argv[0]:
             raise InvalidRequest("argv begins with an empty string", hint="its first item is the program")
         if self.shell and not _SHELL_NAME.fullmatch(self.shell):
-            raise InvalidRequest(f"{self.shell!r} is not a name for a shell", hint="up to 24 of A-Z a-z 0-9 _ . -")
+            raise InvalidRequest(
+                f"{self.shell!r} is not a name for a shell", hint="up to 24 of A-Z a-z 0-9 _ . -"
+            )
         if self.user not in USERS:
             raise InvalidRequest(f"unknown user {self.user!r}", hint=f"known: {', '.join(USERS)}")
         if self.timeout is not None:
             seconds(self.timeout, "timeout")
         if self.output_limit is not None and not 0 <= self.output_limit <= OUTPUT_LIMIT_MAX:
-            raise InvalidRequest(f"output_limit must be between 0 and {OUTPUT_LIMIT_MAX}, not {self.output_limit}")
+            raise InvalidRequest(
+                f"output_limit must be between 0 and {OUTPUT_LIMIT_MAX}, not {self.output_limit}"
+            )
         if self.pty is not None and not all(0 < size < 1 << 16 for size in self.pty):
             raise InvalidRequest("a terminal has between 1 and 65535 rows and columns")
         for what, value in (("command", self.text), ("cwd", self.cwd)):
@@ -90,7 +95,6 @@ class Command:
                 env=env,
                 exports=self.env,
                 uid=uid,
-                gid=uid,
                 stdin=self.stdin,
                 output_limit=self.output_limit,
             )
@@ -100,7 +104,6 @@ class Command:
             cwd=self.cwd,
             env=env,
             uid=uid,
-            gid=uid,
             stdin=self.stdin,
             pty=self.pty,
             output_limit=self.output_limit,
@@ -138,4 +141,3 @@ def _check_text(value: str, what: str) -> None:
             value.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"{what} is not valid text") from error
-

@@ -146,8 +146,8 @@ class EnvironmentManager:
     ) -> Environment:
         """A running environment, or nothing at all.
 
-        Raises InvalidRequest, Conflict (the name is taken), ImageNotFound, IsolationUnavailable, LaunchFailed,
-        GuestFailed, DiskFull, DaemonUnavailable (it is stopping).
+        Raises InvalidRequest, Conflict (the name is taken), ImageNotFound, IsolationUnavailable,
+        LaunchFailed, GuestFailed, DiskFull, DaemonUnavailable (it is stopping).
         """
         if self._closing:
             raise DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
@@ -193,7 +193,7 @@ class EnvironmentManager:
         return environment
 
     def find(self, ref: str) -> Environment:
-        """By id, name or unique beginning of an id; live ones first. Raises EnvironmentNotFound, InvalidRequest."""
+        """By id, name or beginning of an id; live ones first. Raises EnvironmentNotFound, InvalidRequest."""
         found = self._live.get(ref) or self._names.get(ref)
         if found is not None:
             return found
@@ -204,7 +204,9 @@ class EnvironmentManager:
             for table in (self._live, self._ended):
                 matches = [environment for id, environment in table.items() if id.startswith(ref)]
                 if len(matches) > 1:
-                    raise InvalidRequest(f"{ref!r} is the beginning of {len(matches)} ids", hint="write more of it")
+                    raise InvalidRequest(
+                        f"{ref!r} is the beginning of {len(matches)} ids", hint="write more of it"
+                    )
                 if matches:
                     return matches[0]
         for environment in reversed(self._ended.values()):
@@ -216,14 +218,16 @@ class EnvironmentManager:
         """One that can be worked with. Raises EnvironmentEnded, Conflict and what `find()` does."""
         environment = self.find(ref)
         if environment.state is State.CREATING:
-            raise Conflict(f"environment {environment.id} is still being created", hint="try again in a moment")
+            raise Conflict(
+                f"environment {environment.id} is still being created", hint="try again in a moment"
+            )
         if environment.state is not State.RUNNING or environment.executions is None:
             raise self._gone(environment)
         return environment, environment.executions
 
     @contextlib.contextmanager
     def using(self, ref: str) -> Iterator[Channel]:
-        """The channel of an environment, which is in use until the block ends. Raises what `running()` does."""
+        """The channel of an environment, in use until the block ends. Raises what `running()` does."""
         environment, executions = self.running(ref)
         environment.uses += 1
         environment.lease.touch()
@@ -233,7 +237,7 @@ class EnvironmentManager:
             environment.uses -= 1
             environment.lease.touch()
 
-    def list(self, *, ended: bool = False) -> list[Environment]:
+    def environments(self, *, ended: bool = False) -> list[Environment]:
         """All live environments, oldest first; with `ended` those of the last day before them."""
         self._purge()
         return [*(self._ended.values() if ended else ()), *self._live.values()]
@@ -258,9 +262,9 @@ class EnvironmentManager:
         return await environment.backend.usage(environment.id)
 
     async def delete(self, ref: str) -> Environment:
-        """End it and remove every trace; any number of callers, at any time. Raises EnvironmentNotFound, PlatformError.
+        """End it and remove every trace; any number of callers, at any time.
 
-        A caller that is cancelled does not stop the removal.
+        A caller that is cancelled does not stop the removal. Raises EnvironmentNotFound, PlatformError.
         """
         environment = self.find(ref)
         if environment.state is not State.ENDED:
@@ -285,9 +289,9 @@ class EnvironmentManager:
                 await backend.close()
 
     def in_use(self) -> dict[str, list[str]]:
-        """Image digests and the live environments that stand on them."""
+        """Image digests and the live environments that stand on them. May be called from any thread."""
         found: dict[str, list[str]] = {}
-        for environment in self._live.values():
+        for environment in tuple(self._live.values()):
             found.setdefault(environment.image.digest, []).append(environment.id)
         return found
 
@@ -315,9 +319,16 @@ class EnvironmentManager:
         environment.state = State.RUNNING
         environment.lease.touch()
         self._reaper.watch(environment.id, environment.lease)
-        channel.closed.add_done_callback(lambda closed: self._died(environment, f"the guest: {closed.result()}"))
+        channel.closed.add_done_callback(
+            lambda closed: self._died(environment, f"the guest: {closed.result()}")
+        )
         environment.watching = asyncio.create_task(self._watch(environment))
-        log.info("created", environment=environment.id, image=environment.image.name, isolation=environment.isolation)
+        log.info(
+            "created",
+            environment=environment.id,
+            image=environment.image.name,
+            isolation=environment.isolation,
+        )
 
     async def _watch(self, environment: Environment) -> None:
         await environment.backend.wait(environment.id)

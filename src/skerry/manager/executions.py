@@ -49,7 +49,9 @@ class Line:
             self._busy = True
             return None
         if sum(not place.done() for place in self._waiting) >= WAITING_MAX:
-            raise Busy(f"{WAITING_MAX} commands are waiting for this shell", hint="wait, or use another shell")
+            raise Busy(
+                f"{WAITING_MAX} commands are waiting for this shell", hint="wait, or use another shell"
+            )
         place: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
         return place
@@ -122,7 +124,7 @@ class Execution:
             if self.command.shell and not await self._turn():
                 return
             if len(home.running) == 1:
-                home.backend.reset_peak(home.environment_id)
+                home.reset_peak()
             self._before = home.sample()
             self._began = time.monotonic()
             if home.channel.closed.done():
@@ -139,7 +141,9 @@ class Execution:
         elif self.command.timeout is not None:
             timeout = self.command.timeout
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(timeout, self.stop, Outcome.TIMED_OUT, f"killed after {timeout:.10g} s")
+            self._timer = loop.call_later(
+                timeout, self.stop, Outcome.TIMED_OUT, f"killed after {timeout:.10g} s"
+            )
 
     async def finish(self) -> ExecutionResult:
         """Pass the output on until the program has ended."""
@@ -279,7 +283,11 @@ class Execution:
             elif outcome is Outcome.INTERNAL:
                 code = EXIT_INTERNAL
         elif oom and code != 0:
-            outcome, code, message = Outcome.OOM_KILLED, EXIT_KILLED, "killed: the environment's memory is used up"
+            outcome, code, message = (
+                Outcome.OOM_KILLED,
+                EXIT_KILLED,
+                "killed: the environment's memory is used up",
+            )
         elif exit is None:
             outcome, code, message = Outcome.INTERNAL, EXIT_INTERNAL, f"the environment went away: {lost}"
         elif exit.signal is not None:
@@ -350,7 +358,7 @@ class Executions:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def prepare(self, command: Command) -> Execution:
-        """An execution whose result holds the first `output_limit` bytes of each stream; `run()` it. Raises Busy."""
+        """One to `run()`; its result holds the first `output_limit` bytes of each stream. Raises Busy."""
         limit = command.output_limit
         return self._admit(command, Head(OUTPUT_LIMIT if limit is None else limit))
 
@@ -379,6 +387,10 @@ class Executions:
 
     def line(self, shell: str) -> Line:
         return self._lines.setdefault(shell, Line())
+
+    def reset_peak(self) -> None:
+        with contextlib.suppress(SkerryError):
+            self.backend.reset_peak(self.environment_id)
 
     def sample(self) -> Sample:
         try:
@@ -432,7 +444,9 @@ class Executions:
 
     def _admit(self, command: Command, kept: Kept) -> Execution:
         if len(self.running) >= RUNNING_MAX:
-            raise Busy(f"{RUNNING_MAX} executions are running in this environment", hint="wait for some to end")
+            raise Busy(
+                f"{RUNNING_MAX} executions are running in this environment", hint="wait for some to end"
+            )
         execution = Execution(self, command, kept)
         self.running[execution.id] = execution
         return execution

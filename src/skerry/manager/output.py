@@ -188,4 +188,3 @@ class Log:
         for tap in self._taps:
             tap.close()
         self._taps.clear()
-

@@ -69,7 +69,7 @@ class Reaper:
         self._armed = float("inf")
 
     def watch(self, key: str, lease: Lease) -> None:
-        """Call `expire(key, reason)` once when the lease has run out. Again after it was changed otherwise."""
+        """Call `expire(key, reason)` once when the lease has run out. Call again when it was changed."""
         self._leases[key] = lease
         self._looks[key] = lease.next_look()
         self._arm(self._looks[key])

@@ -63,7 +63,7 @@ def handle_errors(app: FastAPI) -> None:
 
 
 class Stream(Response):
-    """A body that is made while it is sent. `chunks` is closed whether it ended, failed or was not wanted any more.
+    """A body that is made while it is sent. `chunks` is closed whether it ended, failed or was not wanted.
 
     A failure in the middle cuts the connection, so that nobody takes the part for the whole.
     """

@@ -65,7 +65,9 @@ async def _serve(websocket: WebSocket, executions: Executions) -> None:
         if not lost.done():
             await execution.over()
             result = execution.result
-            await _say(websocket, {"event": "ended", "result": _summary(result) if result is not None else None})
+            await _say(
+                websocket, {"event": "ended", "result": _summary(result) if result is not None else None}
+            )
             await websocket.close(1000)
     finally:
         inbound.cancel()

@@ -53,7 +53,7 @@ def routes(manager: EnvironmentManager) -> APIRouter:
 
     @router.get("")
     async def list_environments(request: Request) -> Response:
-        found = manager.list(ended=flag(query(request, "all"), "all"))
+        found = manager.environments(ended=flag(query(request, "all"), "all"))
         return reply({"environments": [environment.info.to_dict() for environment in found]})
 
     @router.get("/{ref}")

@@ -85,7 +85,9 @@ def routes(manager: EnvironmentManager) -> APIRouter:
     async def list_files(ref: str, request: Request) -> Response:
         parameters = query(request, "path", "recursive")
         with manager.using(ref) as channel:
-            found = await files.list_directory(channel, parameters.get("path", "."), flag(parameters, "recursive"))
+            found = await files.list_directory(
+                channel, parameters.get("path", "."), flag(parameters, "recursive")
+            )
         return reply({"entries": [entry.to_dict() for entry in found]})
 
     @router.post("/mkdir")

@@ -1,4 +1,4 @@
-"""Routes of images: list, inspect, remove, and the long ones, build and import, which tell how far they are."""
+"""Routes of images: list, inspect, remove; build and import, which take long and tell how far they are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skerry.daemon.http.answers import Stream, line, log, reply
 from skerry.daemon.http.requests import Body, Text, query, read_json, read_raw, required
 from skerry.errors import PlatformError, SkerryError
 from skerry.images import definition
-from skerry.images.build import build_image
+from skerry.images.build import build
 from skerry.images.importer import import_archive
 from skerry.images.progress import Progress, Report
 from skerry.images.store import Image, ImageStore
@@ -37,10 +37,10 @@ def routes(store: ImageStore, manager: EnvironmentManager) -> APIRouter:
         return reply({"images": [image.info().to_dict() for image in found], "definitions": names})
 
     @router.post("/build")
-    async def build(request: Request) -> Response:
+    async def build_image(request: Request) -> Response:
         name = (await read_json(request, Build)).name
         wanted = definition.find(name)
-        return Stream(_work(lambda report: build_image(wanted, store, report)), "application/x-ndjson")
+        return Stream(_work(lambda report: build(wanted, store, report)), "application/x-ndjson")
 
     @router.post("/import")
     async def import_image(request: Request) -> Response:
@@ -73,7 +73,7 @@ async def _receive(request: Request, folder: Path) -> Path:
     """The body as a file, which is the caller's to remove. Raises LimitReached, PlatformError."""
     fd, path = await asyncio.to_thread(tempfile.mkstemp, prefix=".upload-", dir=folder)
     try:
-        with open(fd, "wb") as file:
+        with os.fdopen(fd, "wb") as file:
             async for chunk in read_raw(request, ARCHIVE_LIMIT):
                 await asyncio.to_thread(file.write, chunk)
     except BaseException as error:
@@ -90,15 +90,24 @@ async def _work(job: Callable[[Report], Image]) -> AsyncGenerator[bytes, None]:
     The job goes on to its end when nobody reads any more.
     """
     loop = asyncio.get_running_loop()
-    steps: asyncio.Queue[Progress | None] = asyncio.Queue()
+    news = asyncio.Event()
+    latest: list[Progress] = []
+
+    def tell(progress: Progress) -> None:
+        latest[:] = [progress]
+        news.set()
 
     def report(progress: Progress) -> None:
-        loop.call_soon_threadsafe(steps.put_nowait, progress)
+        loop.call_soon_threadsafe(tell, progress)
 
     working = loop.run_in_executor(None, job, report)
-    working.add_done_callback(lambda _: steps.put_nowait(None))
-    while (step := await steps.get()) is not None:
-        yield line({"step": step.step, "fraction": step.fraction})
+    working.add_done_callback(lambda _: news.set())
+    while latest or not working.done():
+        await news.wait()
+        news.clear()
+        for step in latest:
+            yield line({"step": step.step, "fraction": step.fraction})
+        latest.clear()
     try:
         yield line({"image": (await working).info().to_dict()})
     except SkerryError as error:

@@ -1,4 +1,4 @@
-"""What callers send: JSON bodies, query strings, raw bodies; each within a limit, and nothing that is not known."""
+"""What callers send: JSON bodies, query strings, raw bodies; within limits, and nothing that is not known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JSON_LIMIT = 16 << 20
 UPLOAD_LIMIT = 1 << 30
 
 Text = InstanceOf[str]
-"""Any str: unlike pydantic's own type it may hold lone surrogates, which stand for bytes that are not UTF-8."""
+"""Any str: unlike for pydantic's own, lone surrogates are fine; they stand for bytes that are not UTF-8."""
 
 
 class Body(BaseModel):

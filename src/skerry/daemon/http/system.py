@@ -43,7 +43,9 @@ def routes(manager: EnvironmentManager, *, version: str, home: str, stop: Callab
     async def stop_daemon(request: Request) -> Response:
         body = await read_json(request, Stop)
         if len(manager) and not body.force:
-            raise Conflict(f"{len(manager)} environments are alive", hint="stop with force to delete them too")
+            raise Conflict(
+                f"{len(manager)} environments are alive", hint="stop with force to delete them too"
+            )
         await manager.delete_all("the daemon stopped")
         stop()
         return reply({"stopping": True})

@@ -1,0 +1,319 @@
+"""The HTTP contract, route by route, against a real daemon."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from tests.integration.daemon import Connection, Daemon
+
+
+def test_health_and_version(daemon: Daemon) -> None:
+    assert daemon.call("GET", "/healthz") == {"status": "ok"}
+    version = daemon.call("GET", "/version")
+    assert (version["api"], version["pid"], version["home"]) == (1, daemon.process.pid, str(daemon.home))
+    assert isinstance(version["environments"], int)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nothing", 404, "not_found"),
+        ("GET", "/environments/", 404, "not_found"),
+        ("PUT", "/healthz", 400, "invalid_request"),
+        ("GET", "/environments/nothing", 404, "environment_not_found"),
+        ("DELETE", "/environments/nothing", 404, "environment_not_found"),
+        ("GET", "/environments/nothing/usage", 404, "environment_not_found"),
+        ("GET", "/environments/nothing/files/read?path=x", 404, "environment_not_found"),
+        ("GET", "/environments?al=1", 400, "invalid_request"),
+        ("GET", "/environments?all=2", 400, "invalid_request"),
+        ("GET", "/images/nothing", 404, "image_not_found"),
+    ],
+)
+def test_wrong_requests_are_problems(daemon: Daemon, method: str, path: str, status: int, code: str) -> None:
+    problem = daemon.call(method, path, expect=status)
+    assert (problem["code"], problem["status"]) == (code, status)
+    assert problem["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "valid dictionary"),
+        ('"x"', "valid dictionary"),
+        ('{"memori":"1g"}', "unknown field 'memori'"),
+        ('{"memory":"much"}', "'much' is not a size"),
+        ('{"memory":-1}', "memory"),
+        ('{"cpus":"1"}', "cpus"),
+        ('{"pids":1.5}', "pids"),
+        ('{"lifetime":0}', "lifetime"),
+        ('{"lifetime":NaN}', "lifetime"),
+        ('{"lifetime":"1h"}', "lifetime"),
+        ('{"idle":true}', "idle"),
+        ('{"isolation":"none"}', "isolation"),
+        ('{"network":"public"}', "network"),
+        ('{"name":"a/b"}', "name"),
+        ('{"name":7}', "name"),
+        ('{"env":{"A":1}}', "env"),
+        ('{"env":{"A=":"1"}}', "variable"),
+    ],
+)
+def test_a_wrong_create_says_what_is_wrong_and_makes_nothing(daemon: Daemon, body: str, words: str) -> None:
+    status, _, answer = daemon.raw("POST", "/environments", body)
+    assert status == 400
+    assert words in json.loads(answer)["message"]
+    assert daemon.call("GET", "/environments") == {"environments": []}
+
+
+def test_an_unknown_image_names_the_way_to_get_it(daemon: Daemon) -> None:
+    problem = daemon.call("POST", "/environments", {"image": "dev"}, expect=404)
+    assert problem["code"] == "image_not_found"
+    assert "skerry image build dev" in problem["hint"]
+
+
+def test_more_isolation_than_there_is_is_refused(daemon: Daemon) -> None:
+    if daemon.call("POST", "/environments", {}, expect=201)["isolation"] == "none":
+        pytest.skip("its operator has chosen the backend")
+    problem = daemon.call("POST", "/environments", {"isolation": "microvm"}, expect=501)
+    assert "skerry doctor" in problem["hint"]
+    daemon.call(
+        "DELETE", f"/environments/{daemon.call('GET', '/environments')['environments'][0]['environment_id']}"
+    )
+
+
+def test_bodies_beyond_the_limit_are_refused(daemon: Daemon, environment: str) -> None:
+    body = json.dumps({"path": "big", "content": "x" * (16 << 20)})
+    status, _, answer = daemon.raw("POST", f"/environments/{environment}/files/write", body)
+    assert (status, json.loads(answer)["code"]) == (413, "limit_reached")
+    daemon.call("GET", f"/environments/{environment}/files/stat?path=big", expect=404)
+
+
+def test_an_environment_from_create_to_delete(daemon: Daemon) -> None:
+    info = daemon.call(
+        "POST",
+        "/environments",
+        {"name": "first", "memory": "128m", "cpus": 0.5, "lifetime": 60, "idle": 30},
+        expect=201,
+    )
+    ref = info["environment_id"]
+    assert re.fullmatch("[a-z][a-z0-9]{11}", ref)
+    assert (info["state"], info["image"], info["name"], info["profile"]) == (
+        "running",
+        "host",
+        "first",
+        "default",
+    )
+    assert (info["limits"]["memory"], info["limits"]["cpus"]) == (128 << 20, 0.5)
+    assert info["expires_at"] == pytest.approx(info["created_at"] + 60)
+    assert daemon.call("POST", "/environments", {"name": "first"}, expect=409)["code"] == "conflict"
+    for found in (ref, ref[:3], "first"):
+        assert daemon.call("GET", f"/environments/{found}")["environment_id"] == ref
+    assert "memory_bytes" in daemon.call("GET", f"/environments/{ref}")["usage"]
+    assert daemon.call("GET", f"/environments/{ref}/usage").keys() >= {"cpu_seconds", "oom_kills"}
+    assert [row["environment_id"] for row in daemon.call("GET", "/environments")["environments"]] == [ref]
+    extended = daemon.call("POST", f"/environments/{ref}/heartbeat", {"lifetime": 600})
+    assert extended["expires_at"] > info["expires_at"] + 500
+    daemon.call("POST", f"/environments/{ref}/heartbeat")
+    for _ in range(2):
+        assert daemon.call("DELETE", "/environments/first") == {"environment_id": ref, "deleted": True}
+    assert daemon.call("GET", "/environments") == {"environments": []}
+    (ended,) = [
+        row for row in daemon.call("GET", "/environments?all=1")["environments"] if row["name"] == "first"
+    ]
+    assert (ended["state"], ended["ended_reason"]) == ("ended", "deleted")
+    for method, path in (("POST", "execute"), ("GET", "files/list"), ("GET", "logs"), ("POST", "heartbeat")):
+        body = {"command": "true"} if path == "execute" else None
+        problem = daemon.call(method, f"/environments/{ref}/{path}", body, expect=410)
+        assert problem["code"] == "environment_ended"
+        assert "deleted" in problem["message"]
+
+
+def test_execute_keeps_state_and_argv_does_not(daemon: Daemon, environment: str) -> None:
+    result = daemon.execute(environment, "mkdir -p d; cd d; export A=1; echo out; echo err >&2; exit 3")
+    assert (result["stdout"], result["stderr"], result["exit_code"]) == ("out\n", "err\n", 3)
+    assert (result["outcome"], result["error"]) == ("failed", True)
+    daemon.execute(environment, "cd d; export A=1")
+    assert daemon.execute(environment, "echo $A; basename $PWD")["stdout"] == "1\nd\n"
+    assert daemon.execute(environment, "echo [$A]", shell="other")["stdout"] == "[]\n"
+    result = daemon.execute(environment, ["sh", "-c", "echo [$A] $B $HOME $USER", "x"], env={"B": "b"})
+    home = daemon.execute(environment, "echo $HOME")["stdout"]
+    assert result["stdout"] == f"[] b {home.strip()} appuser\n"
+    assert re.fullmatch("[a-z][a-z0-9]{11}", result["execution_id"])
+    assert result["duration_seconds"] > 0
+    assert daemon.execute(environment, ["no-such-program"])["exit_code"] == 127
+
+
+def test_execute_with_stdin_cwd_env_and_limits(daemon: Daemon, environment: str) -> None:
+    assert daemon.execute(environment, ["cat"], stdin="grüße")["stdout"] == "grüße"
+    assert daemon.execute(environment, "cat", stdin="text")["stdout"] == "text"
+    encoded = base64.b64encode(bytes(range(256))).decode()
+    result = daemon.execute(environment, ["cat"], stdin=encoded, stdin_encoding="base64")
+    assert (result["stdout"], result["stdout_encoding"]) == (encoded, "base64")
+    large = "0123456789abcdef" * 20_000
+    assert daemon.execute(environment, ["cat"], stdin=large)["stdout"] == large
+    assert daemon.execute(environment, ["true"], stdin=large)["exit_code"] == 0
+    daemon.execute(environment, "mkdir -p sub")
+    assert daemon.execute(environment, ["sh", "-c", "basename $PWD"], cwd="sub")["stdout"] == "sub\n"
+    result = daemon.execute(environment, "head -c 3000000 /dev/zero | tr '\\0' x", output_limit=1000)
+    assert (result["stdout"], result["stdout_size"], result["stdout_truncated"]) == (
+        "x" * 1000,
+        3000000,
+        True,
+    )
+    assert result["outcome"] == "completed"
+    result = daemon.execute(environment, "head -c 3000000 /dev/zero | tr '\\0' x")
+    assert (len(result["stdout"]), result["stdout_size"]) == (1 << 20, 3000000)
+
+
+def test_a_timeout_kills_and_leaves_the_shells_state(daemon: Daemon, environment: str) -> None:
+    daemon.execute(environment, "A=kept")
+    result = daemon.execute(environment, "A=lost; sleep 1000 & sleep 1000", timeout=0.3)
+    assert (result["outcome"], result["exit_code"], result["message"]) == (
+        "timed_out",
+        124,
+        "killed after 0.3 s",
+    )
+    result = daemon.execute(environment, "echo $A; pgrep -c sleep")
+    assert result["stdout"] == "kept\n0\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "either argv or command"),
+        ({"command": "a", "argv": ["a"]}, "either argv or command"),
+        ({"argv": []}, "empty"),
+        ({"argv": "a"}, "argv"),
+        ({"argv": ["a\0b"]}, "NUL"),
+        ({"command": "a\0b"}, "NUL"),
+        ({"command": "a", "cwd": "/\0"}, "NUL"),
+        ({"command": "a", "env": {"A": "\0"}}, "NUL"),
+        ({"command": "a", "timeout": -1}, "timeout"),
+        ({"command": "a", "output_limit": 1 << 40}, "output_limit"),
+        ({"command": "a", "user": "daemon"}, "user"),
+        ({"command": "a", "stdin": "%%", "stdin_encoding": "base64"}, "base64"),
+        ({"command": "a", "stdin_encoding": "latin1"}, "stdin_encoding"),
+        ({"argv": ["true", "x" * 200_000]}, "bytes"),
+        ({"argv": ["true"], "cwd": "missing"}, "working directory"),
+    ],
+)
+def test_wrong_executions(daemon: Daemon, environment: str, body: dict[str, Any], words: str) -> None:
+    problem = daemon.call("POST", f"/environments/{environment}/execute", body, expect=400)
+    assert words in problem["message"]
+
+
+def test_a_client_that_goes_away_takes_its_execution_along(daemon: Daemon, environment: str) -> None:
+    connection = Connection(daemon.socket)
+    body = json.dumps({"command": "sleep 12345 & sleep 12345"})
+    connection.request("POST", f"/environments/{environment}/execute", body)
+    path = f"/environments/{environment}/executions"
+    running: list[Any] = []
+    while not any(row["pid"] for row in running):
+        running = daemon.call("GET", path)["executions"]
+    assert running[0]["command"] == "sleep 12345 & sleep 12345"
+    waiting = threading.Thread(target=daemon.execute, args=(environment, "true"))
+    waiting.start()
+    connection.close()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    while daemon.call("GET", path)["executions"]:
+        pass
+    assert daemon.execute(environment, ["pgrep", "-c", "-f", "sleep 12345"])["stdout"] == "0\n"
+
+
+def test_background_executions(daemon: Daemon, environment: str) -> None:
+    path = f"/environments/{environment}/executions"
+    info = daemon.call(
+        "POST", path, {"command": "echo hello; read x; echo got $x; exit 5", "stdin": True}, expect=201
+    )
+    assert (info["state"], info["environment_id"], info["pty"]) == ("running", environment, False)
+    one = f"{path}/{info['execution_id']}"
+    assert [row["execution_id"] for row in daemon.call("GET", path)["executions"]] == [info["execution_id"]]
+    with daemon.stream(f"/environments/{environment}/logs?follow=1&execution={info['execution_id']}") as log:
+        first = json.loads(log.readline())
+        assert (first["stream"], first["data"], first["execution_id"]) == (
+            "stdout",
+            "hello\n",
+            info["execution_id"],
+        )
+        daemon.call("POST", f"{one}/stdin?eof=1", "world\n")
+        assert json.loads(log.readline())["data"] == "got world\n"
+    while (found := daemon.call("GET", one))["state"] == "running":
+        pass
+    assert (found["outcome"], found["exit_code"]) == ("failed", 5)
+    assert found["result"]["stdout"] == "hello\ngot world\n"
+    _, headers, log_text = daemon.raw("GET", f"/environments/{environment}/logs")
+    assert headers["content-type"] == "application/x-ndjson"
+    assert [json.loads(row)["data"] for row in log_text.splitlines()] == ["hello\n", "got world\n"]
+    assert daemon.call("POST", f"{one}/signal", {"signal": 15}, expect=409)["code"] == "conflict"
+    assert daemon.call("GET", f"{path}/nothing", expect=404)["code"] == "execution_not_found"
+
+
+def test_signals_and_kills(daemon: Daemon, environment: str) -> None:
+    path = f"/environments/{environment}/executions"
+    trap = "trap 'echo caught; exit 7' INT; echo set; while :; do sleep 0.1; done"
+    info = daemon.call("POST", path, {"command": trap}, expect=201)
+    one = f"{path}/{info['execution_id']}"
+    with daemon.stream(f"/environments/{environment}/logs?follow=1") as log:
+        assert json.loads(log.readline())["data"] == "set\n"
+        daemon.call("POST", f"{one}/signal", {"signal": 2})
+        assert json.loads(log.readline())["data"] == "caught\n"
+    daemon.call("POST", f"{one}/signal", {"signal": 65}, expect=400)
+    info = daemon.call("POST", path, {"argv": ["sleep", "54321"]}, expect=201)
+    one = f"{path}/{info['execution_id']}"
+    assert daemon.call("DELETE", one) == {}
+    assert daemon.call("DELETE", one) == {}
+    found = daemon.call("GET", one)
+    assert (found["state"], found["outcome"], found["exit_code"]) == ("ended", "canceled", 137)
+    assert daemon.execute(environment, ["pgrep", "-c", "-f", "sleep 54321"])["stdout"] == "0\n"
+
+
+def test_the_socket_is_private(daemon: Daemon) -> None:
+    assert stat.S_IMODE(os.stat(daemon.socket).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(daemon.home).st_mode) == 0o700
+
+
+@pytest.mark.root
+def test_a_foreign_user_gets_nothing_but_403(daemon: Daemon) -> None:
+    program = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
+        "s.sendall(b'GET /version HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n'); s.shutdown(1);"
+        "sys.stdout.buffer.write(b''.join(iter(lambda: s.recv(4096), b'')))"
+    )
+    python = os.path.realpath(sys.executable)
+    os.chmod(daemon.home, 0o755)
+    os.chmod(daemon.socket, 0o666)
+    try:
+        answer = subprocess.run(
+            [
+                "setpriv",
+                "--reuid=65534",
+                "--regid=65534",
+                "--clear-groups",
+                python,
+                "-ISc",
+                program,
+                daemon.socket,
+            ],
+            capture_output=True,
+            check=True,
+            cwd="/",
+        ).stdout
+    finally:
+        os.chmod(daemon.home, 0o700)
+        os.chmod(daemon.socket, 0o600)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 403 ")
+    assert json.loads(body)["code"] == "denied"
+    assert b"version" not in answer
