@@ -45,7 +45,7 @@ _FILLERS = "f"
 _BLOCK = 4096
 _INODE = 256
 _GROUP = 8 * _BLOCK
-"""Blocks, and inodes, of one block group, at most: its bitmaps have one block."""
+"""Blocks of one block group, at most."""
 _SMALLEST, _LARGEST = MIB, 1024 * GIB
 _OWN_INODES = 12
 """Ten that ext4 reserves, SUBDIR and _FILLERS."""
@@ -239,33 +239,22 @@ class Volumes:
         return mount
 
     def _make(self, kind: _Kind) -> int:
-        """The mount of a new volume."""
-        template = self._open_template(kind)
+        """The mount of a new volume, with exactly these limits."""
+        template = self._template(kind)
         try:
-            path, file = self._new_file()
-            os.unlink(path)
-            try:
-                _copy(template, file)
-                mount = self._mount(file)
-            except OSError as error:
-                raise _failed("copy", error) from error
-            finally:
-                os.close(file)
-        finally:
-            os.close(template)
-        if _room(mount) != kind:
-            os.close(mount)
-            with contextlib.suppress(FileNotFoundError):  # damaged; the next one is made anew
-                os.unlink(self._template_path(kind))
-            raise LaunchFailed("a new volume has not the limits it should have", detail={"step": "verify"})
-        return mount
-
-    def _new_file(self) -> tuple[str, int]:
-        try:
-            file, path = tempfile.mkstemp(prefix="new-", dir=self._directory)
-        except OSError as error:
-            raise _failed("create", error) from error
-        return path, file
+            with open(template, "rb") as source, tempfile.TemporaryFile(dir=self._directory) as file:
+                _copy(source.fileno(), file.fileno())
+                mount = self._mount(file.fileno())
+            if _room(mount) != kind:
+                os.close(mount)
+                raise LaunchFailed(
+                    "a new volume has not the limits it should have", detail={"step": "verify"}
+                )
+            return mount
+        except (OSError, LaunchFailed) as error:
+            with contextlib.suppress(FileNotFoundError):  # in case it is damaged: the next one is made anew
+                os.unlink(template)
+            raise _failed("copy", error) if isinstance(error, OSError) else error from error
 
     def _mount(self, file: int) -> int:
         try:
@@ -284,26 +273,24 @@ class Volumes:
 
     # Templates
 
-    def _template_path(self, kind: _Kind) -> str:
-        return f"{self._directory}/{_TEMPLATE}{kind[0]}-{kind[1]}.ext4"
-
-    def _open_template(self, kind: _Kind) -> int:
-        path = self._template_path(kind)
+    def _template(self, kind: _Kind) -> str:
+        """The path of the template for these limits; it is made when there is none."""
+        path = f"{self._directory}/{_TEMPLATE}{kind[0]}-{kind[1]}.ext4"
         with self._templates:
             try:
-                template = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                os.utime(path)
             except FileNotFoundError:
                 self._make_template(kind, path)
                 self._forget_templates()
-                template = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            os.utime(template)
-            return template
+        return path
 
     def _make_template(self, kind: _Kind, path: str) -> None:
-        making, file = self._new_file()
         try:
-            surplus = -1
-            slack = 64
+            file, making = tempfile.mkstemp(prefix="new-", dir=self._directory)
+        except OSError as error:
+            raise _failed("template", error) from error
+        try:
+            surplus, slack = -1, 64
             while surplus < 0:
                 self._format(making, file, kind, slack)
                 surplus = self._fill(file, kind)
@@ -311,20 +298,19 @@ class Volumes:
             _run("tune2fs", "-r", str(surplus), making)
             os.fsync(file)
             os.rename(making, path)
-        except BaseException as error:
-            os.unlink(making)
-            if isinstance(error, OSError):
-                raise _failed("template", error) from error
-            raise
+        except OSError as error:
+            raise _failed("template", error) from error
         finally:
             os.close(file)
+            with contextlib.suppress(FileNotFoundError):  # it has its name
+                os.unlink(making)
 
     def _format(self, path: str, file: int, kind: _Kind, slack: int) -> None:
         """An ext4 with at least the inodes, and `slack` more blocks than it can be expected to need."""
         blocks, inodes = kind[0], kind[1] + _OWN_INODES
-        blocks += inodes * _INODE // _BLOCK
+        blocks += inodes * _INODE // _BLOCK * 33 // 32  # groups that are mostly inodes hold a little less
         blocks += min(blocks // 49, 4096)  # the kernel reserves 2% of it all for itself, at most 4096 blocks
-        blocks += slack + (blocks // _GROUP + inodes // _GROUP) * 8
+        blocks += slack + blocks // _GROUP * 8
         os.ftruncate(file, 0)
         os.ftruncate(file, blocks * _BLOCK)
         _run("mkfs.ext4", *_MKFS.split(), "-N", str(inodes), path)
