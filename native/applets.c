@@ -24,15 +24,15 @@
 
 #include "paths.h"
 
-#define MAX_REMARKS 100 /* lines on stderr: a tree of a million unreadable files needs no more */
-#define MAX_PASSES 64   /* over directories that others fill while we empty them */
-#define MAX_SWAPS 32    /* of a file for a directory, just as we remove it */
+#define MAX_REMARKS 4096 /* bytes on stderr: a tree of a million unreadable files needs no more */
+#define MAX_PASSES 64    /* over directories that others fill while we empty them */
+#define MAX_SWAPS 32     /* of a file for a directory, just as we remove it */
 
 /* ---- Errors ---- */
 
 bool applet_partial;
 
-static void put_line(int error, const char *what)
+static size_t put_line(int error, const char *what)
 {
     char line[1024];
     const char *text = error == EXDEV ? "Leads outside" : strerror(error);
@@ -46,13 +46,14 @@ static void put_line(int error, const char *what)
     }
     line[len++] = '\n';
     (void)!write(STDERR_FILENO, line, len);
+    return len;
 }
 
 void applet_remark(int error, const char *what)
 {
-    static int lines;
-    if (lines++ < MAX_REMARKS)
-        put_line(error, what);
+    static size_t written;
+    if (written < MAX_REMARKS)
+        written += put_line(error, what);
 }
 
 void applet_complain(int error, const char *what)
@@ -273,25 +274,33 @@ static const struct {
     {"tar", "--contents", applet_tar}, {"untar", NULL, applet_untar},
 };
 
-int applet_main(const char *name, int argc, char **argv, int workspace_fd, int tmp_fd)
+int applet_run(const char *name, int argc, char **argv, const struct sk_roots *roots)
 {
-    const struct sk_roots roots = {workspace_fd, SK_WORKSPACE_PATH, tmp_fd, SK_TMP_PATH};
     struct applet_target target;
+    /* EPIPE and EFBIG are errors like any other. */
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
     for (size_t i = 0; i < sizeof applets / sizeof *applets; i++) {
         if (strcmp(name, applets[i].name) != 0)
             continue;
         bool flag = argc == 2 && applets[i].flag != NULL && strcmp(argv[1], applets[i].flag) == 0;
         if (argc != 1 + flag)
             break;
-        int error = -sk_path_split(&roots, argv[0], strlen(argv[0]), &target.root_fd, target.rel);
+        int error = -sk_path_split(roots, argv[0], strlen(argv[0]), &target.root_fd, target.rel);
         if (error != 0)
             applet_fail(error, argv[0]);
-        target.root_name = target.root_fd == tmp_fd ? SK_TMP_PATH + 1 : SK_WORKSPACE_PATH + 1;
+        target.root_name =
+            strrchr(target.root_fd == roots->tmp_fd ? roots->tmp_path : roots->workspace_path, '/') + 1;
         applets[i].run(&target, flag);
         applet_flush();
         return applet_partial ? SK_APPLET_PARTIAL : SK_APPLET_OK;
     }
     applet_remark(EINVAL, "no such applet, or not these arguments");
     return SK_APPLET_BAD;
+}
+
+int applet_main(const char *name, int argc, char **argv, int workspace_fd, int tmp_fd)
+{
+    const struct sk_roots roots = {workspace_fd, SK_WORKSPACE_PATH, tmp_fd, SK_TMP_PATH};
+    return applet_run(name, argc, argv, &roots);
 }

@@ -6,8 +6,10 @@
 #include <stdint.h>
 #include <sys/stat.h>
 
+#include "paths.h"
+
 /* Exit statuses. Every error is a line "errno=N text: what" on stderr, with odd bytes escaped. Entries that
- * are left out get a line each (the first hundred); an error that ends the applet is in its last line. */
+ * are left out get a line each, within 5 KiB in all; an error that ends the applet is its last line. */
 enum {
     SK_APPLET_OK = 0,
     SK_APPLET_PARTIAL = 1, /* some entries were left out */
@@ -16,8 +18,7 @@ enum {
 };
 
 /* Runs an applet in a process of its own, on stdin, stdout and stderr; it may _exit instead of returning.
- * `argv` holds the arguments after the name, the path first. The descriptors are those of
- * SK_WORKSPACE_PATH and SK_TMP_PATH. Returns an exit status.
+ * `argv` holds the arguments after the name, the path first. Returns an exit status.
  *
  *   list PATH [-r]            records, each a u32 length and what sk_stat_record makes
  *   remove PATH [-r]          with -r a whole tree; of a root, what is in it
@@ -25,6 +26,9 @@ enum {
  *   untar PATH                extracts an archive into the directory PATH, made if missing
  *   watch PATH [-r]           records: u32 length, u8 kind, u32 cookie, u16 name length, name
  */
+int applet_run(const char *name, int argc, char **argv, const struct sk_roots *roots);
+
+/* The same, for roots at SK_WORKSPACE_PATH and SK_TMP_PATH. */
 int applet_main(const char *name, int argc, char **argv, int workspace_fd, int tmp_fd);
 
 /* Writes: u8 type (f d l p s c b), u32 mode (07777), u32 uid, u32 gid, u64 size, i64 mtime in ns,

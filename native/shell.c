@@ -70,7 +70,11 @@ static const char sh_loop[] =
     "echo \"x $?\" >&9\n"
     "done\n";
 
-static const char begin[] = "readonly __skerry=\"$1\" __skerry_d=\"$2\"; __skerry_o=; set --; eval \"$__skerry\"";
+/* The loop is read from a file, so that listings of processes stay readable. */
+static const char bash_begin[] =
+    "IFS= read -r -d '' __skerry <\"$1/loop\"; readonly __skerry __skerry_d=\"$1\"; __skerry_o=; set --; eval \"$__skerry\"";
+static const char sh_begin[] =
+    "__skerry=$(cat \"$1/loop\"); __skerry_d=$1; readonly __skerry __skerry_d; __skerry_o=; set --; eval \"$__skerry\"";
 
 struct shell {
     struct shell *next;
@@ -95,6 +99,24 @@ static uint32_t next_number;
 static void path_of(char *out, size_t size, uint32_t number, const char *suffix)
 {
     snprintf(out, size, "%s/%u.%s", sk_config.run, number, suffix);
+}
+
+static int write_file(const char *path, const void *data, size_t len)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return -1;
+    ssize_t n = write(fd, data, len);
+    close(fd);
+    errno = n < 0 ? errno : ENOSPC;
+    return n == (ssize_t)len ? 0 : -1;
+}
+
+static int write_command(uint32_t number, const struct sk_start *start)
+{
+    char path[PATH_MAX];
+    path_of(path, sizeof path, number, "c");
+    return write_file(path, start->command, start->command_len);
 }
 
 static void remove_files(uint32_t number)
@@ -233,6 +255,8 @@ static void report_ready(struct sk_source *source, uint32_t events)
     if (n == sizeof report && report.kind == SK_REPORT_STARTED) {
         sh->forked = true;
         follow(sh, report.value);
+        if (!sh->broken)
+            sk_watch(&sh->said, EPOLLIN); /* not before: what it says is checked against its pid */
         if (sh->current != NULL)
             sk_process_started(sh->current, 0);
         return;
@@ -275,9 +299,12 @@ static struct shell *start_shell(const struct sk_start *start)
     while (place < 3 && access(places[place], X_OK) < 0)
         place++;
     bool bash = place < 3;
-    char *argv_bash[] = { (char *)(uintptr_t)places[place], "--norc", "--noprofile", "-c", (char *)(uintptr_t)begin, "bash",
-                          (char *)(uintptr_t)bash_loop, (char *)(uintptr_t)sk_config.run, NULL };
-    char *argv_sh[] = { (char *)(uintptr_t)places[place], "-c", (char *)(uintptr_t)begin, "sh", (char *)(uintptr_t)sh_loop,
+    char loop[PATH_MAX];
+    snprintf(loop, sizeof loop, "%s/loop", sk_config.run);
+    write_file(loop, bash ? bash_loop : sh_loop, bash ? sizeof bash_loop - 1 : sizeof sh_loop - 1);
+    char *argv_bash[] = { (char *)(uintptr_t)places[place], "--norc", "--noprofile", "-c", (char *)(uintptr_t)bash_begin,
+                          "bash", (char *)(uintptr_t)sk_config.run, NULL };
+    char *argv_sh[] = { (char *)(uintptr_t)places[place], "-c", (char *)(uintptr_t)sh_begin, "sh",
                         (char *)(uintptr_t)sk_config.run, NULL };
     struct sk_start own = *start;
     own.argv = bash ? argv_bash : argv_sh;
@@ -302,23 +329,10 @@ static struct shell *start_shell(const struct sk_start *start)
     }
     fcntl(said[0], F_SETFL, O_NONBLOCK);
     fcntl(report[0], F_SETFL, O_NONBLOCK);
-    sk_watch(&sh->said, EPOLLIN);
     sk_watch(&sh->report, EPOLLIN);
     return sh;
 }
 
-static int write_command(uint32_t number, const struct sk_start *start)
-{
-    char path[PATH_MAX];
-    path_of(path, sizeof path, number, "c");
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    if (fd < 0)
-        return -1;
-    ssize_t n = write(fd, start->command, start->command_len);
-    close(fd);
-    errno = n < 0 ? errno : ENOSPC;
-    return n == (ssize_t)start->command_len ? 0 : -1;
-}
 
 /* Makes the FIFOs of one command and opens our ends. */
 static int open_streams(uint32_t number, const struct sk_start *start, int ours[3])

@@ -344,7 +344,7 @@ static void extract_file(const struct entry *e, int dir, const char *name)
             done += written > 0 ? (size_t)written : 0;
         }
     }
-    if (error == 0 && (fchmod(fd, e->mode & 0777) < 0 ||
+    if (error == 0 && (fchmod(fd, e->mode) < 0 ||
                        futimens(fd, (struct timespec[]){{.tv_nsec = UTIME_OMIT}, e->mtime}) < 0))
         entry_error(errno, e->path);
     close(fd);

@@ -77,7 +77,7 @@ class NamespaceBackend:
                     tasks_files=cgroup.join.tasks_files,
                     cgroup=cgroup.join.into_dir,
                     rlimits=self._cgroups.mode == "none",
-                ).steps()
+                ).encode()
                 with directory.listen() as listener:
                     extra = [] if mount_fd is None else [mount_fd]
                     pid = await launch(self._helper, steps, listener, filter_fd, extra)

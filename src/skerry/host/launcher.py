@@ -75,9 +75,9 @@ def encode_steps(steps: Iterable[Step]) -> bytes:
 
 
 async def launch(
-    helper: Helper, steps: Iterable[Step], listener: socket.socket, seccomp_fd: int, extra_fds: Sequence[int] = ()
+    helper: Helper, steps: bytes, listener: socket.socket, seccomp_fd: int, extra_fds: Sequence[int] = ()
 ) -> int:
-    """Run the steps; returns the host's pid of the guest once it serves its socket.
+    """Run the encoded steps; returns the host's pid of the guest once it serves its socket.
 
     `extra_fds` are known to the steps as FIRST_EXTRA_FD and up. The guest is a child of this process.
     Raises LaunchFailed, with the step that failed and what to do; nothing of it runs then.
@@ -87,7 +87,7 @@ async def launch(
     status_read, status_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     raised: list[int] = []
     try:
-        os.write(spec, encode_steps(steps))
+        os.write(spec, steps)
         os.lseek(spec, 0, os.SEEK_SET)
         # Out of the way of the numbers that they get in the helper.
         sources = [spec, status_write, null, listener.fileno(), seccomp_fd, *extra_fds]

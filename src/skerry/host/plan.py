@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from skerry.host.launcher import Step
+from skerry.errors import LaunchFailed
+from skerry.host.launcher import Step, encode_steps
 from skerry.policy import MIB, Limits
 
 UID = GID = 1000
@@ -30,6 +31,8 @@ _READ_ONLY = ("bus", "fs", "irq", "sys")
 
 RLIMIT_CORE, RLIMIT_NOFILE = 4, 7
 GUEST_FDS = 16384
+WORKSPACE_SLOT = 63
+"""The last of the helper's slots for mount trees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,29 +67,30 @@ class Plan:
     rlimits: bool = False
     """Without cgroups: what rlimits can do must do."""
 
-    def steps(self) -> list[Step]:
-        return [
-            *self._process(),
-            *self._sources(),
-            *(("tasks", path) for path in self.tasks_files),
-            *self._root(),
-            *self._devices(),
-            *self._proc(),
-            *self._writable(),
-            ("seal",),
-            ("pivot",),
-            ("hostname", "skerry"),
-            ("loopback",),
-            ("rlimit", str(RLIMIT_CORE), "0"),
-            ("rlimit", str(RLIMIT_NOFILE), str(GUEST_FDS)),
-            # Late, so that an idle environment is not charged for what its mounts cost the kernel.
-            ("join",),
-            ("drop", str(UID), str(GID), str(CAPABILITIES_KEPT if self.rootful else 0)),
-            ("allow", "/", "ro"),
-            *(("allow", path, "rw") for path in ("/workspace", "/tmp", "/dev", "/proc", RUN)),  # noqa: S108
-            ("confine",),
-            self._guest(),
-        ]
+    def encode(self) -> bytes:
+        """The steps as the helper reads them. What only depends on the image is made once and kept."""
+        sources, view = _view(self.root)
+        return b"".join((encode_steps(self._process()), sources, encode_steps(self._own_sources()), view, self._rest()))
+
+    def _rest(self) -> bytes:
+        return encode_steps(
+            [
+                *self._writable(),
+                ("seal",),
+                ("pivot",),
+                ("hostname", "skerry"),
+                ("loopback",),
+                ("rlimit", str(RLIMIT_CORE), "0"),
+                ("rlimit", str(RLIMIT_NOFILE), str(GUEST_FDS)),
+                # Late, so that an idle environment is not charged for what its mounts cost the kernel.
+                ("join",),
+                ("drop", str(UID), str(GID), str(CAPABILITIES_KEPT if self.rootful else 0)),
+                ("allow", "/", "ro"),
+                *(("allow", path, "rw") for path in ("/workspace", "/tmp", "/dev", "/proc", RUN)),  # noqa: S108
+                ("confine",),
+                self._guest(),
+            ]
+        )
 
     @property
     def rootful(self) -> bool:
@@ -98,72 +102,13 @@ class Plan:
             steps: list[Step] = [("mode", "rootful"), ("map", ids, ids)]
         else:
             steps = [("mode", "rootless"), ("map", f"{UID} {os.geteuid()} 1", f"{GID} {os.getegid()} 1")]
-        return [*steps, ("cgroup", self.cgroup)] if self.cgroup else steps
+        if self.cgroup:
+            steps.append(("cgroup", self.cgroup))
+        return steps + [("tasks", path) for path in self.tasks_files]
 
-    def _trees(self) -> list[tuple[str, str, str]]:
-        """(source, target, flags) of everything that is bound from the host; the index is the slot."""
-        trees = []
-        if self.root.tree is not None:
-            # Files of an image belong to the environment's users; files of the host stay nobody's.
-            trees.append((self.root.tree, "", "ro,idmap"))
-        trees += [(source, target, "ro,rec" if os.path.isdir(source) else "ro") for source, target in self.root.binds]
-        trees += [(f"/dev/{name}", f"dev/{name}", "dev") for name in _DEVICES]
-        if self.workspace.directory is not None:
-            trees.append((self.workspace.directory, "workspace", ""))
-        return trees
-
-    def _sources(self) -> Iterable[Step]:
-        return [("tree", str(slot), source, flags) for slot, (source, _, flags) in enumerate(self._trees())]
-
-    def _place(self, target: str) -> Step:
-        slot = next(slot for slot, tree in enumerate(self._trees()) if tree[1] == target)
-        return ("place", str(slot), target)
-
-    def _root(self) -> list[Step]:
-        if self.root.tree is not None:
-            return [("newroot", "tree", "0")]
-        steps: list[Step] = [("newroot", "tmpfs", "mode=0755,size=4m,nr_inodes=4096")]
-        made: set[str] = set()
-
-        def parents(path: str) -> None:
-            for end in (i for i, c in enumerate(path) if c == "/"):
-                if path[:end] not in made:
-                    made.add(path[:end])
-                    steps.append(("dir", path[:end], "0755"))
-
-        for name in ("dev", "proc", "run", "tmp", "workspace"):
-            made.add(name)
-            steps.append(("dir", name, "0755"))
-        for source, target in self.root.binds:
-            target = target.lstrip("/")
-            parents(target)
-            steps.append(("dir", target, "0755") if os.path.isdir(source) else ("file", target, ""))
-            made.add(target)
-        for path, link in self.root.symlinks:
-            parents(path.lstrip("/"))
-            steps.append(("symlink", path.lstrip("/"), link))
-        for path, content in self.root.files:
-            parents(path.lstrip("/"))
-            steps.append(("file", path.lstrip("/"), content))
-        return steps + [self._place(target) for _, target in self.root.binds]
-
-    def _devices(self) -> list[Step]:
-        return [
-            ("tmpfs", "dev", "mode=0755,size=64k,nr_inodes=64", "noexec"),
-            *(("file", f"dev/{name}", "") for name in _DEVICES),
-            *(("symlink", f"dev/{name}", target) for name, target in _LINKS),
-            ("dir", "dev/pts", "0755"),
-            ("dir", "dev/shm", "0755"),
-            *(self._place(f"dev/{name}") for name in _DEVICES),
-            ("devpts", "dev/pts"),
-        ]
-
-    def _proc(self) -> list[Step]:
-        return [
-            ("proc", "proc"),
-            *(("mask", f"proc/{name}") for name in _MASKED),
-            *(("readonly", f"proc/{name}") for name in _READ_ONLY),
-        ]
+    def _own_sources(self) -> list[Step]:
+        directory = self.workspace.directory
+        return [] if directory is None else [("tree", str(WORKSPACE_SLOT), directory, "")]
 
     def _writable(self) -> list[Step]:
         limits = self.limits
@@ -178,7 +123,7 @@ class Plan:
         if self.workspace.mount_fd is not None:
             steps.append(("mountfd", str(self.workspace.mount_fd), "workspace", self.workspace.mount_subdirectory))
         elif self.workspace.directory is not None:
-            steps.append(self._place("workspace"))
+            steps.append(("place", str(WORKSPACE_SLOT), "workspace"))
         else:
             steps.append(("tmpfs", "workspace", f"{owner},mode=0755,size={self.workspace.memory},{inodes}", ""))
         return steps
@@ -200,22 +145,74 @@ class Plan:
         )
 
 
-def bare_steps(workspace: str, tmp: str, run: str, limits: Limits) -> list[Step]:
-    """The guest as an ordinary process, without isolation: for the fake backend."""
-    return [
-        ("mode", "bare"),
-        ("rlimit", str(RLIMIT_CORE), "0"),
-        (
-            "guest",
-            f"workspace={workspace}",
-            f"tmp={tmp}",
-            f"run={run}",
-            f"uid={os.geteuid()}",
-            f"gid={os.getegid()}",
-            "switch=0",
-            f"fds={limits.fds}",
-            "processes=-",
-            "data=-",
-            "file_size=-",
-        ),
+@functools.lru_cache(maxsize=32)
+def _view(root: Root) -> tuple[bytes, bytes]:
+    """(where its parts come from, how they are put together), for one image."""
+    trees: list[tuple[str, str, str]] = []  # source, target, flags; the index is the slot
+    if root.tree is not None:
+        # Files of an image belong to the environment's users; files of the host stay nobody's.
+        trees.append((root.tree, "", "ro,idmap"))
+    trees += [(source, target, "ro,rec" if os.path.isdir(source) else "ro") for source, target in root.binds]
+    trees += [(f"/dev/{name}", f"dev/{name}", "dev") for name in _DEVICES]
+    if len(trees) > WORKSPACE_SLOT:
+        raise LaunchFailed(f"the image has {len(trees)} parts, more than {WORKSPACE_SLOT}")
+    sources: list[Step] = [("tree", str(slot), source, flags) for slot, (source, _, flags) in enumerate(trees)]
+    places: dict[str, Step] = {target: ("place", str(slot), target) for slot, (_, target, _) in enumerate(trees)}
+    view: list[Step] = [("newroot", "tree", "0")] if root.tree is not None else _host_root(root)
+    view += [places[target] for _, target in root.binds]
+    view += [
+        ("tmpfs", "dev", "mode=0755,size=64k,nr_inodes=64", "noexec"),
+        *(("file", f"dev/{name}", "") for name in _DEVICES),
+        *(("symlink", f"dev/{name}", target) for name, target in _LINKS),
+        ("dir", "dev/pts", "0755"),
+        ("dir", "dev/shm", "0755"),
+        *(places[f"dev/{name}"] for name in _DEVICES),
+        ("devpts", "dev/pts"),
+        ("proc", "proc"),
+        *(("mask", f"proc/{name}") for name in _MASKED),
+        *(("readonly", f"proc/{name}") for name in _READ_ONLY),
     ]
+    return encode_steps(sources), encode_steps(view)
+
+
+def _host_root(root: Root) -> list[Step]:
+    """An empty root with all the names that something is mounted on."""
+    steps: list[Step] = [("newroot", "tmpfs", "mode=0755,size=4m,nr_inodes=4096")]
+    made: set[str] = set()
+
+    def directory(path: str) -> None:
+        if path and path not in made:
+            directory(path.rpartition("/")[0])
+            made.add(path)
+            steps.append(("dir", path, "0755"))
+
+    for name in ("dev", "proc", "run", "tmp", "workspace"):
+        directory(name)
+    for source, target in root.binds:
+        path = target.lstrip("/")
+        if os.path.isdir(source):
+            directory(path)
+        else:
+            directory(path.rpartition("/")[0])
+            steps.append(("file", path, ""))
+    for kind, entries in (("symlink", root.symlinks), ("file", root.files)):
+        for target, value in entries:
+            directory(target.lstrip("/").rpartition("/")[0])
+            steps.append((kind, target.lstrip("/"), value))
+    return steps
+
+
+def bare_steps(workspace: str, tmp: str, run: str, limits: Limits) -> bytes:
+    """The guest as an ordinary process, without isolation: for the fake backend."""
+    settings = {
+        "workspace": workspace,
+        "tmp": tmp,
+        "run": run,
+        "uid": str(os.geteuid()),
+        "gid": str(os.getegid()),
+        "switch": "0",
+        "fds": str(limits.fds),
+        **dict.fromkeys(("processes", "data", "file_size"), "-"),
+    }
+    guest = ("guest", *(f"{key}={value}" for key, value in settings.items()))
+    return encode_steps([("mode", "bare"), ("rlimit", str(RLIMIT_CORE), "0"), guest])
