@@ -1,0 +1,269 @@
+"""Images from definitions, by mmdebstrap: its tar comes down a pipe and is unpacked like any other archive.
+
+So a build by a plain user (inside mmdebstrap's own user namespace) and one by root end alike, and nothing of
+the build is left on the host: mmdebstrap works in a mount namespace and a directory of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import re
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
+import termios
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from skerry.errors import ImageBuildFailed, InvalidRequest
+from skerry.host.trees import open_in_root, remove_in
+from skerry.images import apt
+from skerry.images.definition import Definition
+from skerry.images.host import PATH
+from skerry.images.progress import Progress, Report, silent
+from skerry.images.store import Image, ImageStore, check_name
+from skerry.images.unpack import Unpacker, UnpackLimits
+
+_PHASES = (
+    ("running apt-get update", "reading the package lists", 0.0, 0.05),
+    ("downloading packages", "downloading the base system", 0.05, 0.12),
+    ("extracting archives", "extracting the base system", 0.12, 0.15),
+    ("installing essential", "installing the base system", 0.15, 0.25),
+    ("installing remaining", "installing packages", 0.25, 0.7),
+    ("running --customize-hook", "running the definition's commands", 0.7, 0.85),
+    ("creating tarball", "unpacking the new root filesystem", 0.85, 0.95),
+)
+"""What mmdebstrap announces, what it means, and the part of the whole that it is."""
+_PERCENT = re.compile(r"(\w+:)?\s*(\d+(?:\.\d+)?) \[")
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_OUTPUT_KEPT = 20
+_PATIENCE = 30.0
+_SETTINGS = "etc/apt/apt.conf.d/00skerry"
+_OF_THE_BUILD = (
+    _SETTINGS,
+    "etc/apt/sources.list",
+    "etc/apt/sources.list.d",
+    "etc/machine-id",
+    "var/cache/apt",
+    "var/cache/debconf",
+    "var/cache/ldconfig",
+    "var/lib/apt/lists",
+    "var/log",
+)
+"""The host's mirrors, logs and caches: neither the image's business nor the same in the next build."""
+_NOT_INSTALLED = (
+    "path-exclude=/usr/share/doc/*",
+    "path-include=/usr/share/doc/*/copyright",
+    "path-exclude=/usr/share/man/*",
+    "path-exclude=/usr/share/locale/*",
+    "path-include=/usr/share/locale/locale.alias",
+)
+
+
+def build(
+    definition: Definition, store: ImageStore, progress: Report = silent, limits: UnpackLimits | None = None
+) -> Image:
+    """Build an image and store it under the definition's name. `progress` is called from other threads too;
+    what it raises ends the build and is raised from here.
+
+    Raises ImageBuildFailed with the end of the output in `detail["output"]`, DiskFull, LimitReached.
+    """
+    check_name(definition.name)
+    program = shutil.which("mmdebstrap")
+    if program is None:
+        raise ImageBuildFailed("mmdebstrap is not installed", hint="apt install mmdebstrap")
+    mode = _mode()
+    with store.staging() as staging:
+        rootfs = staging / "rootfs"
+        rootfs.mkdir()
+        command = [program, f"--mode={mode}", *_arguments(definition, staging)]
+        environment = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
+        environment |= {"PATH": PATH, "LC_ALL": "C.UTF-8", "HOME": "/nonexistent", "TERM": "dumb"}
+        if mode == "root":
+            environment["TMPDIR"] = str(staging)
+        limits = limits or UnpackLimits()
+        with _Run(command, environment, progress) as run, Unpacker(rootfs, limits) as unpacker:
+            try:
+                unpacker.unpack(run.stdout)
+            except InvalidRequest:  # most often cut short, by a build that failed
+                run.stdout.close()
+                run.check()
+                raise
+            run.check()
+        _forget_the_build(rootfs)
+        for path in staging.iterdir():
+            if path != rootfs:
+                path.unlink()
+        progress(Progress("computing the digest", 0.95))
+        image = store.commit(staging, definition.name, env=definition.env, description=definition.description)
+    progress(Progress("done", 1.0))
+    return image
+
+
+def _mode() -> str:
+    """How mmdebstrap can become root inside. Raises ImageBuildFailed when it cannot."""
+    if os.geteuid() == 0:
+        return "root"
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    for path in (Path("/etc/subuid"), Path("/etc/subgid")):
+        rows = path.read_text().splitlines() if path.exists() else []
+        if not any(row.split(":")[0] in (user, str(os.geteuid())) for row in rows):
+            raise ImageBuildFailed(
+                f"{user} has no ids to build an image with in {path}",
+                hint=f"usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}, "
+                "or build as root, or import an archive",
+            )
+    if shutil.which("newuidmap") is None:
+        raise ImageBuildFailed("newuidmap is not installed", hint="apt install uidmap")
+    return "unshare"
+
+
+def _arguments(definition: Definition, staging: Path) -> Iterator[str]:
+    settings = staging / "apt.conf"
+    settings.write_text(apt.settings())
+    yield "--format=tar"
+    yield "--variant=essential"
+    if definition.packages:
+        yield f"--include={','.join(definition.packages)}"
+    for option in _NOT_INSTALLED:
+        yield f"--dpkgopt={option}"
+    yield f"--setup-hook=upload {shlex.quote(str(settings))} /{_SETTINGS}"
+    variables = {"PATH": PATH, "HOME": "/root", **definition.env}
+    env = ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in variables.items())]
+    for argv in definition.commands:
+        yield f'--customize-hook=chroot "$1" {shlex.join([*env, *argv])} >&2'
+    yield definition.suite
+    yield "-"
+    found = apt.sources(definition.suite)
+    for name, text in (("sources.list", found.lines), ("sources.sources", found.stanzas)):
+        if text:
+            (staging / name).write_text(text)
+            yield str(staging / name)
+
+
+def _forget_the_build(rootfs: Path) -> None:
+    root = os.open(rootfs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for path in _OF_THE_BUILD:
+            parent, _, name = path.rpartition("/")
+            with suppress(FileNotFoundError):
+                fd = open_in_root(root, parent.encode(), os.O_PATH | os.O_DIRECTORY)
+                try:
+                    remove_in(fd, name)
+                finally:
+                    os.close(fd)
+    finally:
+        os.close(root)
+
+
+class _Run:
+    """mmdebstrap at work: its archive on `stdout`, its progress on a terminal, as it shows none elsewhere."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], progress: Report) -> None:
+        self._progress = progress
+        self._output: deque[str] = deque(maxlen=_OUTPUT_KEPT)
+        self._phase = ("starting", 0.0, 0.0)
+        self._fraction = 0.0
+        self._refusal: BaseException | None = None
+        self._terminal, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=theirs,
+                start_new_session=True,
+                cwd="/",
+            )
+        finally:
+            os.close(theirs)
+        assert self._process.stdout is not None
+        self.stdout = self._process.stdout
+        self._reader = threading.Thread(target=self._read_terminal, name="skerry-image-build", daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> _Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+        self.stdout.close()
+        self._reader.join()
+        os.close(self._terminal)
+
+    def check(self) -> None:
+        """Wait for the end. Raises ImageBuildFailed unless it was a good one, or what `progress` raised."""
+        code = self._process.wait()
+        self._reader.join()
+        if self._refusal is not None:
+            raise self._refusal
+        if code != 0:
+            raise ImageBuildFailed(
+                f"mmdebstrap ended with {code}: {self._reason()}",
+                hint="detail.output has the end of what it said",
+                detail={"output": list(self._output)},
+            )
+
+    def _reason(self) -> str:
+        errors = [line for line in self._output if line.startswith(("E:", "Err:"))]
+        return (errors or [*self._output, "it said nothing"])[0]
+
+    def _stop(self) -> None:
+        """End the whole session: a TERM lets mmdebstrap remove its directory."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.poll() is not None:
+                return
+            self._signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_PATIENCE)
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _read_terminal(self) -> None:
+        rest = ""
+        while True:
+            try:
+                data = os.read(self._terminal, 65536)
+            except OSError:  # EIO: nobody has the other end open any more
+                return
+            *lines, rest = re.split(r"[\r\n]+", rest + data.decode(errors="replace"))
+            for line in lines:
+                try:
+                    self._line(_ESCAPE.sub("", line).strip())
+                except BaseException as error:
+                    self._refusal = error
+                    self._signal(signal.SIGTERM)
+                    return
+
+    def _line(self, line: str) -> None:
+        if match := _PERCENT.match(line):
+            self._report(float(match[2]) / 100, match[1])
+            return
+        if line:
+            self._output.append(line)
+        for announced, meaning, start, end in _PHASES:
+            if line.startswith(f"I: {announced}"):
+                self._phase = (meaning, start, end)
+                self._report(0.0, None)
+
+    def _report(self, part: float, doing: str | None) -> None:
+        step, start, end = self._phase
+        if step == "installing packages":  # downloads them first
+            middle = start + (end - start) / 3
+            if doing == "installing:":
+                start = middle
+            else:
+                step, end = "downloading packages", middle
+        self._fraction = max(self._fraction, start + part * (end - start))
+        self._progress(Progress(step, self._fraction))
