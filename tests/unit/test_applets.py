@@ -21,6 +21,7 @@ from errno import (
     EACCES,
     EBADMSG,
     EBUSY,
+    EFBIG,
     EINVAL,
     EISDIR,
     ELOOP,
@@ -188,6 +189,8 @@ def deep_folder() -> Iterator[Path]:
         ("inside", b"a"),
         ("a/up", b"a"),
         ("chain", b"a"),
+        ("hop39", b"a"),
+        ("hop40", ELOOP),
         ("", EINVAL),
         ("x" * 4096, EINVAL),
         ("/", EXDEV),
@@ -220,6 +223,7 @@ def test_where_a_path_leads(applets: Applets, path: str, expected: bytes | int) 
         "absolute": str(workspace / "a/file"), "outside-dir": "../tmp", "dangling": "nothing",
         "a/up-and-out": "../../tmp/file",
     }  # fmt: skip
+    links |= {f"hop{i}": f"hop{i - 1}" if i else "a/file" for i in range(41)}
     for name, target in links.items():
         (workspace / name).symlink_to(target)
     os.mkfifo(workspace / "fifo")
@@ -534,6 +538,9 @@ def test_tar_names_and_round_trip(applets: Applets) -> None:
     found = members(result.stdout)
     assert {name.split("/")[0] for name in found} == {"top"}
     assert found["top"].isdir()
+    assert found[f"top/{os.fsdecode(NOT_UTF8)}"].pax_headers["hdrcharset"] == "BINARY"
+    assert "path" in found["top/grüße-日本"].pax_headers
+    assert found["top/plain.txt"].pax_headers == {}
     assert {found["top/big"].type, found["top/again"].type} == {tarfile.REGTYPE, tarfile.LNKTYPE}
     contents = applets("tar", "top", "--contents").stdout
     assert {f"top/{name}" for name in members(contents)} == set(found) - {"top"}
@@ -782,6 +789,7 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tuple[tarfile
         ([member("../canary", b"x")], EXDEV),
         ([member("a/../../canary", b"x")], EXDEV),
         ([member("..", type=tarfile.DIRTYPE)], EXDEV),
+        ([member("a/../inside", b"x")], EXDEV),
         ([link("out", ".."), member("out/canary", b"x")], EXDEV),
         ([link("out", "OUTSIDE"), member("out/canary", b"x")], EXDEV),
         ([link("out", "OUTSIDE"), member("out/new/dir", type=tarfile.DIRTYPE)], EXDEV),
@@ -896,6 +904,23 @@ def test_untar_stops_when_the_disk_is_full(applets: Applets) -> None:
         pytest.skip("needs user namespaces")
     assert (result.status, result.errnos) == (FAILED, [ENOSPC])
     assert result.stderr == "errno=28 No space left on device: big\n"
+
+
+def test_untar_goes_on_past_a_file_that_is_too_large(applets: Applets) -> None:
+    applets = replace(applets, prefix=("prlimit", "--fsize=50000", "--"))
+    archive = make_archive(member("big", b"x" * 100_000), member("after", b"x"))
+    result = applets("untar", ".", stdin=archive)
+    assert (result.status, result.errnos) == (PARTIAL, [EFBIG])
+    assert (applets.workspace / "after").exists()
+
+
+def test_complaints_are_bounded(applets: Applets) -> None:
+    archive = make_archive(*(member(f"fifo {i}", type=tarfile.FIFOTYPE) for i in range(2000)))
+    result = applets("untar", ".", stdin=archive + b"garbage")
+    assert result.status == PARTIAL
+    assert len(result.stderr) < 5 * 1024
+    broken = applets("untar", ".", stdin=archive[: 512 * 1000])
+    assert (broken.status, broken.errnos[-1]) == (BAD, EBADMSG)
 
 
 def test_untar_survives_mutated_archives(build: Callable[[str], Path], tmp_path: Path) -> None:
