@@ -254,7 +254,9 @@ class Volumes:
         except (OSError, LaunchFailed) as error:
             with contextlib.suppress(FileNotFoundError):  # in case it is damaged: the next one is made anew
                 os.unlink(template)
-            raise _failed("copy", error) if isinstance(error, OSError) else error from error
+            if isinstance(error, OSError):
+                raise _failed("copy", error) from error
+            raise
 
     def _mount(self, file: int) -> int:
         try:
