@@ -21,6 +21,8 @@ EXTENDED_MAX = 1 << 20
 SEGMENTS_MAX = 1 << 18
 """Pieces of one sparse file."""
 _ZEROS = bytes(BLOCK)
+_NO_ARCHIVE = "this is not a tar archive"
+_WRONG_HEADER = "the archive is damaged: a wrong header checksum"
 
 
 class Readable(Protocol):
@@ -95,20 +97,21 @@ class TarReader:
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
+        self._begun = False
         self._left = 0
         self._padding = 0
         self._global: dict[bytes, bytes] = {}
 
     def __iter__(self) -> Iterator[Entry]:
-        first = True
         extended = _Extended(dict(self._global))
         while True:
             self._skip_content()
-            header = self._read(BLOCK, may_end=not first)
+            header = self._read(BLOCK, may_end=self._begun)
             if not header or header == _ZEROS:
                 return
-            _check(header, first)
-            first = False
+            if not _is_header(header):
+                raise InvalidRequest(_WRONG_HEADER if self._begun else _NO_ARCHIVE)
+            self._begun = True
             kind = header[156:157]
             if kind in (b"x", b"X"):
                 self._parse_pax(self._extended_content(header), extended)
@@ -144,7 +147,7 @@ class TarReader:
                 missing -= len(data)
             data = b"".join(parts)
             if missing and not (may_end and not data):
-                raise InvalidRequest("the archive is cut short")
+                raise InvalidRequest("the archive is cut short" if self._begun else _NO_ARCHIVE)
         return data
 
     def _begin_content(self, size: int) -> None:
@@ -269,15 +272,14 @@ class TarReader:
         return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-def _check(header: bytes, first: bool) -> None:
-    stored = _number(header[148:156])
-    unsigned = sum(header[:148]) + 256 + sum(header[156:])
-    if stored != unsigned:
-        high = sum(byte > 127 for byte in header[:148]) + sum(byte > 127 for byte in header[156:])
-        if stored != unsigned - 256 * high:  # old programs summed signed bytes
-            raise InvalidRequest(
-                "this is not a tar archive" if first else "the archive is damaged: a wrong header checksum"
-            )
+def _is_header(block: bytes) -> bool:
+    stored = block[148:156].strip(b" \0")
+    if not stored or stored.strip(b"01234567"):
+        return False
+    rest = block[:148] + b" " * 8 + block[156:]
+    unsigned = sum(rest)
+    signed = unsigned - 256 * sum(byte > 127 for byte in rest)  # as old programs did
+    return int(stored, 8) in (unsigned, signed)
 
 
 def _check_segments(count: int) -> None:
