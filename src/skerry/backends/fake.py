@@ -37,10 +37,10 @@ class FakeBackend:
         directory = InstanceDirectory(self._instances, spec.environment_id)
         directory.make()
         try:
-            paths = [f"{directory.path}/{name}" for name in ("workspace", "tmp", "run")]
-            for path in paths:
+            workspace, tmp, run = (f"{directory.path}/{name}" for name in ("workspace", "tmp", "run"))
+            for path in (workspace, tmp, run):
                 os.mkdir(path, 0o700)
-            steps = plan.bare_steps(*paths, spec.policy.limits)
+            steps = plan.bare_steps(workspace, tmp, run, spec.policy.limits)
             with directory.listen() as listener:
                 pid = await launch(self._helper, steps, listener, self._no_filter)
             running = Running(pid)
@@ -53,7 +53,7 @@ class FakeBackend:
             Enforcement(name, False, "", "the fake backend confines nothing")
             for name in ("isolation", "cpu", "memory", "pids", "disk", "inodes", "network", "seccomp")
         ]
-        return Instance(spec.environment_id, "disk", paths[0], nothing)
+        return Instance(spec.environment_id, "disk", workspace, nothing)
 
     async def connect(self, environment_id: str) -> socket.socket:
         return InstanceDirectory(self._instances, environment_id).connect()

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.instances import InstanceDirectory, Record, Running, list_directories
-from skerry.errors import EnvironmentNotFound, InvalidRequest, PlatformError
+from skerry.errors import EnvironmentNotFound, InvalidRequest, LaunchFailed, PlatformError
 from skerry.host import plan, seccomp, uids
 from skerry.host.cgroups import Cgroup, CgroupManager
-from skerry.host.launcher import FIRST_EXTRA_FD, Helper, launch
+from skerry.host.launcher import FIRST_EXTRA_FD, Helper, attempt, launch
 from skerry.host.processes import start_time
 from skerry.host.readback import protections
 from skerry.host.volumes import SUBDIR, Volumes
@@ -26,6 +26,9 @@ from skerry.images.host import host_view
 from skerry.images.store import Image
 from skerry.models import Enforcement, Usage
 from skerry.policy import Policy, format_size
+
+
+Rows = list[Enforcement]
 
 
 @dataclass(slots=True)
@@ -51,7 +54,12 @@ class NamespaceBackend:
         os.makedirs(self._instances, mode=0o700, exist_ok=True)
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(isolation="namespace", available=True, rootless=not self._rootful)
+        reason = ""
+        try:
+            attempt(self._helper, plan.probe_steps())
+        except LaunchFailed as error:
+            reason = str(error)
+        return Capabilities("namespace", not reason, reason, rootless=not self._rootful)
 
     async def start(self, spec: InstanceSpec) -> Instance:
         id_, policy = spec.environment_id, spec.policy
@@ -144,11 +152,14 @@ class NamespaceBackend:
         if policy.workspace == "auto":
             return "memory" if reason else "disk"
         if policy.workspace == "disk" and self._rootful and reason:
-            raise InvalidRequest(f"a disk workspace is not possible here: {reason}", hint="ask for workspace 'memory'")
+            raise InvalidRequest(
+                f"a disk workspace is not possible here: {reason}", hint="ask for workspace 'memory'"
+            )
         return policy.workspace
 
     async def _volume(self, policy: Policy, uid_base: int | None) -> int:
-        assert self._volumes is not None and uid_base is not None
+        assert self._volumes is not None
+        assert uid_base is not None
         owner = uid_base + plan.UID
         size, inodes = policy.limits.disk, policy.limits.inodes
         fd = self._volumes.take_ready(size, inodes, owner, owner)
@@ -178,7 +189,7 @@ class NamespaceBackend:
         os.lseek(self._filters[profile], 0, os.SEEK_SET)
         return self._filters[profile]
 
-    def _enforced(self, policy: Policy, cgroup: Cgroup, pid: int, kind: str) -> list[Enforcement]:
+    def _enforced(self, policy: Policy, cgroup: Cgroup, pid: int, kind: str) -> Rows:
         limits = policy.limits
         rows = cgroup.enforced()
         if self._cgroups.mode == "none":
@@ -195,7 +206,9 @@ class NamespaceBackend:
             rows.append(Enforcement("disk", True, format_size(limits.disk), "a file system of that size"))
             rows.append(Enforcement("inodes", True, str(limits.inodes), "a file system with so many inodes"))
         else:
-            rows.append(Enforcement("disk", False, "", "without root only each file is limited (RLIMIT_FSIZE)"))
+            rows.append(
+                Enforcement("disk", False, "", "without root only each file is limited (RLIMIT_FSIZE)")
+            )
             rows.append(Enforcement("inodes", False, "", "without root a directory has no inode limit"))
         rows.append(Enforcement("network", True, "none", "a network namespace with loopback alone"))
         users = "65536 ids of its own" if self._rootful else "one user: the caller"

@@ -26,7 +26,7 @@ def _doctor_arguments(parser: Parser) -> None:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    return _become("skerry.host.doctor", *(["--json"] if args.json else []))
+    return _become("skerry.daemon.doctor", *(["--json"] if args.json else []))
 
 
 def _nothing(parser: Parser) -> None:

@@ -513,14 +513,26 @@ _FILE_ERRORS: dict[int, tuple[type[SkerryError], str, str]] = {
     errno.EEXIST: (FileConflict, "{path} exists already", ""),
     errno.ENOTEMPTY: (FileConflict, "{path} is not empty", "ask for a recursive removal"),
     errno.EBUSY: (FileConflict, "{path} cannot be replaced or removed", ""),
-    errno.ENXIO: (FileConflict, "{path} is not a regular file", "pipes, sockets and devices are not read or written"),
+    errno.ENXIO: (
+        FileConflict,
+        "{path} is not a regular file",
+        "pipes, sockets and devices are not read or written",
+    ),
     errno.EXDEV: (PathOutside, "{path} leads outside of /workspace and /tmp", "use a path below /workspace"),
     errno.ELOOP: (FileConflict, "{path} has too many symlinks", ""),
     errno.EACCES: (FileDenied, "{path}: permission denied", ""),
     errno.EPERM: (FileDenied, "{path}: not permitted", ""),
     errno.EROFS: (FileDenied, "{path} is read-only", "write below /workspace or /tmp"),
-    errno.ENOSPC: (DiskFull, "no space left for {path}", "remove files, or create the environment with more disk"),
-    errno.EDQUOT: (DiskFull, "no space left for {path}", "remove files, or create the environment with more disk"),
+    errno.ENOSPC: (
+        DiskFull,
+        "no space left for {path}",
+        "remove files, or create the environment with more disk",
+    ),
+    errno.EDQUOT: (
+        DiskFull,
+        "no space left for {path}",
+        "remove files, or create the environment with more disk",
+    ),
     errno.EFBIG: (DiskFull, "{path} would be larger than the disk limit", ""),
     errno.ENAMETOOLONG: (InvalidRequest, "a name in {path} is too long", "names have at most 255 bytes"),
     errno.EINVAL: (InvalidRequest, "{path} is not a valid path", ""),
@@ -554,7 +566,8 @@ def _error(payload: bytes, what: str) -> SkerryError:
         return InvalidRequest(f"the working directory cannot be used: {reason}")
     if text == "user":
         return InvalidRequest(
-            f"this user cannot be used here: {reason}", hint="without root on the host there is only 'appuser'"
+            f"this user cannot be used here: {reason}",
+            hint="without root on the host there is only 'appuser'",
         )
     if number == errno.ENAMETOOLONG:
         return InvalidRequest("the shell's name is too long", hint="at most 31 bytes")

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import re
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from skerry.errors import FileConflict, GuestFailed, InvalidRequest, SkerryError
 from skerry.guest.channel import Channel, GuestProcess, Start, file_error, path_bytes, printable
@@ -43,11 +43,13 @@ class _Applet:
         self.process = process
 
     @classmethod
-    async def start(cls, channel: Channel, name: str, path: str, *options: str, stdin: bool = False) -> _Applet:
+    async def start(
+        cls, channel: Channel, name: str, path: str, *options: str, stdin: bool = False
+    ) -> _Applet:
         path_bytes(path)
         return cls(path, await channel.start(Start(argv=[path, *options], applet=name, stdin=stdin)))
 
-    async def output(self) -> AsyncIterator[bytes]:
+    async def output(self) -> AsyncGenerator[bytes, None]:
         """What it writes. Raises the error that it names; entries that it left out are a FileConflict at the end."""
         words = b""
         try:
@@ -68,7 +70,7 @@ class _Applet:
         async for _ in self.output():
             pass
 
-    async def records(self) -> AsyncIterator[bytes]:
+    async def records(self) -> AsyncGenerator[bytes, None]:
         buffer = b""
         async with contextlib.aclosing(self.output()) as output:
             async for data in output:
@@ -109,7 +111,8 @@ async def list_directory(channel: Channel, path: str, recursive: bool = False) -
             found.append(parse_stat(record))
             if len(found) > LIST_MAX:
                 raise InvalidRequest(
-                    f"{printable(path)} has more than {LIST_MAX} entries", hint="list a subdirectory, or run find"
+                    f"{printable(path)} has more than {LIST_MAX} entries",
+                    hint="list a subdirectory, or run find",
                 )
     return sorted(found, key=lambda entry: entry.path)
 
@@ -119,7 +122,7 @@ async def remove_tree(channel: Channel, path: str) -> None:
     await (await _Applet.start(channel, "remove", path, "-r")).finish()
 
 
-async def tar(channel: Channel, path: str, contents: bool = False) -> AsyncIterator[bytes]:
+async def tar(channel: Channel, path: str, contents: bool = False) -> AsyncGenerator[bytes, None]:
     """A tar archive of `path` by its last name, or of what is in it."""
     applet = await _Applet.start(channel, "tar", path, *(["--contents"] if contents else []))
     async with contextlib.aclosing(applet.output()) as output:
@@ -145,7 +148,7 @@ async def untar(channel: Channel, path: str, archive: AsyncIterator[bytes]) -> N
             await ending
 
 
-async def watch(channel: Channel, path: str, recursive: bool = True) -> AsyncIterator[FileEvent]:
+async def watch(channel: Channel, path: str, recursive: bool = True) -> AsyncGenerator[FileEvent, None]:
     """Changes as they happen; the first event is `ready`."""
     applet = await _Applet.start(channel, "watch", path, *(["-r"] if recursive else []))
     async with contextlib.aclosing(applet.records()) as records:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import select
 import signal
 import socket
 import struct
@@ -34,7 +35,10 @@ _HINTS: dict[tuple[str, int], str] = {
     ("namespaces", errno.EAGAIN): "the limit of processes of this user is reached: ulimit -u, or pids.max",
     ("namespaces", errno.ENOSYS): "this kernel has no clone3: Linux 5.12 or newer is needed",
     ("map", errno.EPERM): _NO_USER_NAMESPACES,
-    ("proc", errno.EPERM): "/proc of this machine is partly covered (a container?): it needs an unmasked /proc",
+    (
+        "proc",
+        errno.EPERM,
+    ): "/proc of this machine is partly covered (a container?): it needs an unmasked /proc",
     ("private-mounts", errno.EPERM): _NO_USER_NAMESPACES,
     ("private-mounts", errno.EACCES): _NO_USER_NAMESPACES,
     ("fsopen", errno.ENOSYS): "this kernel lacks the mount API: Linux 5.12 or newer is needed",
@@ -56,13 +60,20 @@ class Helper:
                 f"the native helper is missing: {error.strerror}",
                 hint="install a built package, or run `make native` in a checkout",
             ) from error
-        self.fd = os.memfd_create("skerry-guest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        low = os.memfd_create("skerry-guest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = _raised(low)
+        os.close(low)
         os.write(self.fd, program)
         seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
 
     def close(self) -> None:
         os.close(self.fd)
+
+
+def _raised(fd: int) -> int:
+    """A copy that is out of the way of the numbers that descriptors get in the helper."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
 
 
 def encode_steps(steps: Iterable[Step]) -> bytes:
@@ -82,6 +93,46 @@ async def launch(
     `extra_fds` are known to the steps as FIRST_EXTRA_FD and up. The guest is a child of this process.
     Raises LaunchFailed, with the step that failed and what to do; nothing of it runs then.
     """
+    launcher, status = _spawn(helper, steps, [listener.fileno(), seccomp_fd, *extra_fds])
+    said: list[str] = []
+    try:
+        async with asyncio.timeout(SECONDS):
+            await _read_status(status, said)
+        pid = _started(said)
+    except BaseException as error:
+        _end(launcher, said)
+        if isinstance(error, TimeoutError):
+            raise LaunchFailed(f"the environment did not start within {SECONDS:g} s") from error
+        raise
+    finally:
+        os.close(status)
+    if pid != launcher:
+        _reap(launcher)
+    return pid
+
+
+def attempt(helper: Helper, steps: bytes) -> None:
+    """Run the steps to see whether they work, and end what they made. Blocks for milliseconds. Raises LaunchFailed."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        launcher, status = _spawn(helper, steps, [null, null])
+    finally:
+        os.close(null)
+    said: list[str] = []
+    try:
+        while (not said or said[-1][0] not in "RE") and select.select([status], [], [], SECONDS)[0]:
+            data = os.read(status, 4096)
+            if not data:
+                break
+            said += data.decode(errors="replace").split("\n")[:-1]
+        _started(said)
+    finally:
+        os.close(status)
+        _end(launcher, said)
+
+
+def _spawn(helper: Helper, steps: bytes, fds: Sequence[int]) -> tuple[int, int]:
+    """(pid of the launching process, where it says how it goes). `fds` are its descriptors from 3 on."""
     spec = os.memfd_create("skerry-steps", os.MFD_CLOEXEC)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     status_read, status_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -89,9 +140,7 @@ async def launch(
     try:
         os.write(spec, steps)
         os.lseek(spec, 0, os.SEEK_SET)
-        # Out of the way of the numbers that they get in the helper.
-        sources = [spec, status_write, null, listener.fileno(), seccomp_fd, *extra_fds]
-        raised = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in sources]
+        raised = [_raised(fd) for fd in (spec, status_write, null, *fds)]
         launcher = os.posix_spawn(
             f"/proc/self/fd/{helper.fd}",
             ["skerry-init", "launch"],
@@ -106,25 +155,15 @@ async def launch(
     finally:
         for fd in (spec, null, status_write, *raised):
             os.close(fd)
-    said: list[str] = []
-    try:
-        async with asyncio.timeout(SECONDS):
-            await _read_status(status_read, said)
-        pid = _started(said)
-    except BaseException as error:
-        # The launching process ends with the guest or before it; the guest is named in what was said so far.
-        for started in {launcher, _pid(said)} - {0}:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(started, signal.SIGKILL)
-            _reap(started)
-        if isinstance(error, TimeoutError):
-            raise LaunchFailed(f"the environment did not start within {SECONDS:g} s") from error
-        raise
-    finally:
-        os.close(status_read)
-    if pid != launcher:
-        _reap(launcher)
-    return pid
+    return launcher, status_read
+
+
+def _end(launcher: int, said: list[str]) -> None:
+    """Kill what a launch has made. The guest is named in what was said so far; without it there is none."""
+    for started in {launcher, _pid(said)} - {0}:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(started, signal.SIGKILL)
+        _reap(started)
 
 
 async def _read_status(fd: int, said: list[str]) -> None:
@@ -162,7 +201,9 @@ def _started(said: list[str]) -> int:
                 hint=_HINTS.get((step, code), "`skerry doctor` checks what this machine can do"),
                 detail={"step": step, "errno": errno.errorcode.get(code, str(code)), "what": detail},
             )
-    raise LaunchFailed("the native helper died while it built the environment", hint="look at the kernel's log")
+    raise LaunchFailed(
+        "the native helper died while it built the environment", hint="look at the kernel's log"
+    )
 
 
 def _reap(pid: int) -> None:

@@ -18,7 +18,13 @@ CAPABILITIES_KEPT = 1 << 5 | 1 << 6 | 1 << 7
 """By the guest alone, in its own user namespace: kill, setgid, setuid."""
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-_LINKS = (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"), ("ptmx", "pts/ptmx"))
+_LINKS = (
+    ("fd", "/proc/self/fd"),
+    ("stdin", "fd/0"),
+    ("stdout", "fd/1"),
+    ("stderr", "fd/2"),
+    ("ptmx", "pts/ptmx"),
+)
 
 _MASKED = (
     *("acpi", "asound", "scsi", "driver", "tty", "dynamic_debug", "pressure"),
@@ -70,7 +76,9 @@ class Plan:
     def encode(self) -> bytes:
         """The steps as the helper reads them. What only depends on the image is made once and kept."""
         sources, view = _view(self.root)
-        return b"".join((encode_steps(self._process()), sources, encode_steps(self._own_sources()), view, self._rest()))
+        return b"".join(
+            (encode_steps(self._process()), sources, encode_steps(self._own_sources()), view, self._rest())
+        )
 
     def _rest(self) -> bytes:
         return encode_steps(
@@ -121,11 +129,15 @@ class Plan:
             ("tmpfs", RUN.lstrip("/"), f"{owner},mode=0700,size=4m,nr_inodes=512", "noexec"),
         ]
         if self.workspace.mount_fd is not None:
-            steps.append(("mountfd", str(self.workspace.mount_fd), "workspace", self.workspace.mount_subdirectory))
+            steps.append(
+                ("mountfd", str(self.workspace.mount_fd), "workspace", self.workspace.mount_subdirectory)
+            )
         elif self.workspace.directory is not None:
             steps.append(("place", str(WORKSPACE_SLOT), "workspace"))
         else:
-            steps.append(("tmpfs", "workspace", f"{owner},mode=0755,size={self.workspace.memory},{inodes}", ""))
+            steps.append(
+                ("tmpfs", "workspace", f"{owner},mode=0755,size={self.workspace.memory},{inodes}", "")
+            )
         return steps
 
     def _guest(self) -> Step:
@@ -156,8 +168,12 @@ def _view(root: Root) -> tuple[bytes, bytes]:
     trees += [(f"/dev/{name}", f"dev/{name}", "dev") for name in _DEVICES]
     if len(trees) > WORKSPACE_SLOT:
         raise LaunchFailed(f"the image has {len(trees)} parts, more than {WORKSPACE_SLOT}")
-    sources: list[Step] = [("tree", str(slot), source, flags) for slot, (source, _, flags) in enumerate(trees)]
-    places: dict[str, Step] = {target: ("place", str(slot), target) for slot, (_, target, _) in enumerate(trees)}
+    sources: list[Step] = [
+        ("tree", str(slot), source, flags) for slot, (source, _, flags) in enumerate(trees)
+    ]
+    places: dict[str, Step] = {
+        target: ("place", str(slot), target) for slot, (_, target, _) in enumerate(trees)
+    }
     view: list[Step] = [("newroot", "tree", "0")] if root.tree is not None else _host_root(root)
     view += [places[target] for _, target in root.binds]
     view += [
@@ -200,6 +216,13 @@ def _host_root(root: Root) -> list[Step]:
             directory(target.lstrip("/").rpartition("/")[0])
             steps.append((kind, target.lstrip("/"), value))
     return steps
+
+
+def probe_steps() -> bytes:
+    """The least that an environment needs: namespaces of this user, and nothing in them."""
+    ids = f"{UID} {os.geteuid()} 1", f"{GID} {os.getegid()} 1"
+    guest = ("guest", "workspace=/", "tmp=/", "run=/", f"uid={UID}", f"gid={GID}")
+    return encode_steps([("mode", "rootless"), ("map", *ids), guest])
 
 
 def bare_steps(workspace: str, tmp: str, run: str, limits: Limits) -> bytes:

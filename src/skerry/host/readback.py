@@ -7,7 +7,11 @@ from skerry.models import Enforcement
 _STATUS = {
     "no_new_privs": ("NoNewPrivs", "1", "no_new_privs: setuid programs and file capabilities have no effect"),
     "seccomp": ("Seccomp", "2", "a seccomp filter"),
-    "capabilities": ("CapBnd", "0000000000000000", "an empty bounding set: nothing inside can gain a capability"),
+    "capabilities": (
+        "CapBnd",
+        "0000000000000000",
+        "an empty bounding set: nothing inside can gain a capability",
+    ),
 }
 
 

@@ -1,0 +1,252 @@
+"""What this machine can do, found out by trying: `skerry doctor`.
+
+Each check does the thing itself in small: starts namespaces, makes a cgroup with limits and reads them back,
+mounts a volume, and last starts a whole environment and runs a command in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from skerry import __version__
+from skerry.backends.base import InstanceSpec
+from skerry.backends.namespace import NamespaceBackend
+from skerry.errors import SkerryError
+from skerry.guest.channel import Channel, Start
+from skerry.host import plan, seccomp
+from skerry.host.cgroups import CgroupManager
+from skerry.host.launcher import Helper, attempt
+from skerry.host.volumes import Volumes
+from skerry.images.store import ImageStore
+from skerry.policy import Limits, Policy, format_size
+from skerry.settings import Home
+
+OK, WARNING, FAILURE = "ok", "warning", "failure"
+SPACE_WANTED = 4 << 30
+ENVIRONMENT_ID = "doctor000000"
+_LANDLOCK_CREATE_RULESET = 444
+_LANDLOCK_CREATE_RULESET_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    status: str
+    found: str
+    fix: str = ""
+
+
+def run(home: Home) -> dict[str, object]:
+    """All checks. The result is the answer of `skerry doctor --json`."""
+    checks = list(_checks(home))
+    works = checks[-1].status == OK
+    return {
+        "version": __version__,
+        "isolation": "namespace" if works else "none",
+        "checks": [asdict(check) for check in checks],
+    }
+
+
+def _checks(home: Home) -> Iterator[Check]:
+    yield _kernel()
+    yield _guarded("helper", FAILURE, _helper)
+    yield _guarded("user namespaces", FAILURE, _user_namespaces)
+    yield _guarded("cgroups", WARNING, _cgroups)
+    yield _guarded("seccomp", FAILURE, _seccomp)
+    yield _landlock()
+    yield _guarded("home", FAILURE, lambda: _home(home))
+    yield _guarded("disk workspaces", WARNING, _volumes)
+    yield _image_tools()
+    yield _guarded("environment", FAILURE, _environment)
+
+
+def _guarded(name: str, otherwise: str, check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except SkerryError as error:
+        return Check(name, otherwise, error.message, error.hint)
+    except OSError as error:
+        return Check(name, otherwise, str(error))
+
+
+def _kernel() -> Check:
+    system = os.uname()
+    found = f"{system.sysname} {system.release}, {system.machine}"
+    if system.sysname != "Linux":
+        return Check("kernel", FAILURE, found, "Skerry needs Linux 5.12 or newer (a virtual machine will do)")
+    return Check("kernel", OK, found)
+
+
+def _helper() -> Check:
+    helper = Helper()
+    helper.close()
+    return Check("helper", OK, "the native helper is built")
+
+
+def _user_namespaces() -> Check:
+    helper = Helper()
+    try:
+        attempt(helper, plan.probe_steps())
+    finally:
+        helper.close()
+    who = "root" if os.geteuid() == 0 else f"uid {os.geteuid()}"
+    return Check(
+        "user namespaces", OK, f"{who} can make user, mount, pid, net, ipc, uts and cgroup namespaces"
+    )
+
+
+def _cgroups() -> Check:
+    manager = CgroupManager.detect("skerry-doctor")
+    try:
+        if manager.mode == "none":
+            return Check(
+                "cgroups", WARNING, f"no limits on CPU and total memory: {manager.reason}", _delegation()
+            )
+        cgroup = manager.create(ENVIRONMENT_ID, Limits())
+        try:
+            missing = [row.name for row in cgroup.enforced() if not row.enforced]
+        finally:
+            cgroup.remove()
+    finally:
+        manager.close()
+    if missing:
+        return Check(
+            "cgroups",
+            WARNING,
+            f"{manager.mode}, without {', '.join(missing)}: {manager.reason}",
+            _delegation(),
+        )
+    return Check("cgroups", OK, f"{manager.mode}: CPU, memory, swap and pids are limited")
+
+
+def _delegation() -> str:
+    if os.geteuid() == 0:
+        return "mount the cpu, memory and pids controllers (in a container: give it its own writable cgroup)"
+    return (
+        "have a cgroup v2 subtree delegated to this user: systemd-run --user --scope -p Delegate=yes skerry serve, "
+        "or run the daemon as root"
+    )
+
+
+def _seccomp() -> Check:
+    sizes = {name: len(seccomp.compile_profile(name)) // 8 for name in seccomp.profile_names()}
+    return Check("seccomp", OK, f"profiles {', '.join(sizes)} compile for {platform.machine()}")
+
+
+def _landlock() -> Check:
+    libc = ctypes.CDLL(None, use_errno=True)
+    abi = libc.syscall(
+        _LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(_LANDLOCK_CREATE_RULESET_VERSION)
+    )
+    if abi < 1:
+        reason = os.strerror(ctypes.get_errno())
+        return Check(
+            "landlock", WARNING, f"not available: {reason}", "boot with lsm=landlock,... (one layer less)"
+        )
+    return Check("landlock", OK, f"ABI {abi}")
+
+
+def _home(home: Home) -> Check:
+    home.prepare()
+    free = shutil.disk_usage(home.path).free
+    if free < SPACE_WANTED:
+        return Check(
+            "home", WARNING, f"{home.path}: {format_size(free)} free", "free space, or set SKERRY_HOME"
+        )
+    return Check("home", OK, f"{home.path}: {format_size(free)} free")
+
+
+def _volumes() -> Check:
+    if os.geteuid() != 0:
+        return Check(
+            "disk workspaces",
+            WARNING,
+            "without root a workspace with limits is in memory (half of the memory limit at most)",
+            "run the daemon as root for disk workspaces with exact limits",
+        )
+    with tempfile.TemporaryDirectory(prefix="skerry-doctor-") as directory:
+        volumes = Volumes(directory)
+        try:
+            reason = volumes.unavailable()
+        finally:
+            volumes.close()
+    if reason:
+        return Check(
+            "disk workspaces", WARNING, f"in memory only: {reason}", "apt install e2fsprogs; modprobe loop"
+        )
+    return Check("disk workspaces", OK, "loop devices and ext4 work")
+
+
+def _image_tools() -> Check:
+    if shutil.which("mmdebstrap") is None:
+        return Check(
+            "image building",
+            WARNING,
+            "mmdebstrap is missing: only `image import` works",
+            "apt install mmdebstrap",
+        )
+    return Check("image building", OK, "mmdebstrap is there")
+
+
+def _environment() -> Check:
+    with tempfile.TemporaryDirectory(prefix="skerry-doctor-") as directory:
+        seconds = asyncio.run(_start_one(directory))
+    return Check("environment", OK, f"started, ran a command and removed in {seconds * 1000:.0f} ms")
+
+
+async def _start_one(directory: str) -> float:
+    backend = NamespaceBackend(directory)
+    began = time.monotonic()
+    try:
+        image = ImageStore(Path(directory, "images")).get("host")
+        await backend.start(InstanceSpec(ENVIRONMENT_ID, image, Policy(workspace="memory")))
+        channel = await Channel.open(await backend.connect(ENVIRONMENT_ID))
+        process = await channel.start(Start(argv=["/bin/sh", "-c", "exit 0"]))
+        end = await process.wait()
+        await channel.close()
+        if end.code != 0:
+            raise SkerryError(
+                f"a shell inside ended with {end.code}", hint="is /bin/sh of this host readable to all?"
+            )
+    finally:
+        await backend.stop(ENVIRONMENT_ID)
+        await backend.close()
+    return time.monotonic() - began
+
+
+def _print(report: dict[str, object], checks: list[dict[str, str]]) -> None:
+    marks = {OK: "ok     ", WARNING: "warning", FAILURE: "FAILURE"}
+    for check in checks:
+        print(f"{marks[check['status']]}  {check['name']:<16} {check['found']}")
+        if check["fix"]:
+            print(f"{'':9}{'':<16} fix: {check['fix']}")
+    print(f"\nThe strongest isolation that works here: {report['isolation']}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="skerry doctor")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    report = run(Home())
+    checks: list[dict[str, str]] = report["checks"]  # type: ignore[assignment]
+    if arguments.json:
+        print(json.dumps(report, indent=2))
+    else:
+        _print(report, checks)
+    return 1 if any(check["status"] == FAILURE for check in checks) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
