@@ -43,6 +43,12 @@ class Peer:
         line, _, self._buffer = self._buffer.partition(b"\r\n")
         return line
 
+    def coming(self) -> str:
+        """The target of the next request, which stays to be read. Raises EOFError when there is none."""
+        line = self.take_line()
+        self._buffer = line + b"\r\n" + self._buffer
+        return line.decode().split(" ")[1]
+
     def request(self) -> tuple[str, str, dict[str, str], bytes]:
         """(method, target, headers, body) of the next request. Raises EOFError when there is none."""
         method, target, _ = self.take_line().decode().split(" ")
@@ -163,13 +169,21 @@ def serving(script: Callable[[Peer], object]) -> Iterator[ScriptedServer]:
         server.close()
 
 
-def every_request(answer: Callable[[str, str, bytes], Any]) -> Callable[[Peer], None]:
-    """A script that answers (method, target, body) with JSON, or with raw bytes, for ever."""
+def every_request(
+    answer: Callable[[str, str, bytes], Any], but: str = "\0", script: Callable[[Peer], object] | None = None
+) -> Callable[[Peer], None]:
+    """A script that answers (method, target, body) with JSON, or with raw bytes, for ever.
 
-    def script(peer: Peer) -> None:
+    A target with `but` in it is left to another script, and is the last on its connection.
+    """
+
+    def run(peer: Peer) -> None:
         while True:
+            if but in peer.coming() and script is not None:
+                script(peer)
+                return
             method, target, _, body = peer.request()
             value = answer(method, target, body)
             peer.respond(*value) if isinstance(value, tuple) else peer.respond(value)
 
-    return script
+    return run

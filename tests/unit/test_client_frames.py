@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 
 import pytest
@@ -22,7 +23,7 @@ from skerry.client.frames import (
 from skerry.client.http1 import Malformed
 from tests.unit.scripted_server import server_frame
 
-payloads = st.binary(max_size=300) | st.sampled_from([b"x" * 125, b"x" * 126, b"x" * 65535, b"x" * 65536])
+payloads = st.binary(max_size=300)
 
 
 def parse(data: bytes, step: int) -> list[tuple[int, bytes]]:
@@ -47,6 +48,13 @@ def unmask(data: bytes) -> tuple[int, bytes]:
 @given(st.lists(st.tuples(st.sampled_from([TEXT, BINARY]), payloads), max_size=5), st.integers(1, 5000))
 def test_messages(messages: list[tuple[int, bytes]], step: int) -> None:
     assert parse(b"".join(server_frame(*one) for one in messages), step) == messages
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 65535, 65536, 100_000])
+def test_sizes_at_the_edges(size: int) -> None:
+    payload = os.urandom(size)
+    assert parse(server_frame(BINARY, payload), 4096) == [(BINARY, payload)]
+    assert unmask(message(payload)) == (0x80 | BINARY, payload)
 
 
 @given(st.lists(payloads, min_size=1, max_size=5), st.integers(1, 5000))
