@@ -27,7 +27,6 @@ from skerry.images.store import Image
 from skerry.models import Enforcement, Usage
 from skerry.policy import Policy, format_size
 
-
 Rows = list[Enforcement]
 
 

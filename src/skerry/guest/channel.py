@@ -15,7 +15,7 @@ import struct
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from skerry.errors import (
     Busy,
@@ -500,7 +500,7 @@ def printable(path: str) -> str:
     return ascii(path) if any(not c.isprintable() for c in path) else f"'{path}'"
 
 
-def _retrieve(future: asyncio.Future[object]) -> None:
+def _retrieve(future: asyncio.Future[Any]) -> None:
     """Mark an exception as seen: whoever awaited the future may have gone."""
     if not future.cancelled():
         future.exception()

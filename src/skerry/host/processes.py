@@ -48,12 +48,12 @@ class Handle:
     async def wait(self) -> None:
         """Return when it has ended, having reaped it if it is a child of ours."""
         loop = asyncio.get_running_loop()
-        done = loop.create_future()
+        done = asyncio.Event()
         # Each waiter watches a descriptor of its own: the loop knows one reader for each.
         fd = os.dup(self.fd)
-        loop.add_reader(fd, lambda: done.done() or done.set_result(None))
+        loop.add_reader(fd, done.set)
         try:
-            await done
+            await done.wait()
         finally:
             loop.remove_reader(fd)
             os.close(fd)
