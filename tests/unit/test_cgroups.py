@@ -94,10 +94,17 @@ def test_a_mount_that_shows_only_our_own_cgroup_is_its_own_top(machine: Machine)
     assert (top / "skerry").is_dir()
 
 
-def test_a_cgroup_outside_of_the_mount_is_not_guessed_at(machine: Machine) -> None:
-    top = machine.mount("pids", "pids", path="/../../elsewhere")
-    machine.detect()
-    assert [path.name for path in top.iterdir()] == ["skerry"]
+@pytest.mark.parametrize(
+    ("path", "root"), [("/../elsewhere", "/"), ("/elsewhere", "/docker/1234"), ("/", "/../docker")]
+)
+def test_a_cgroup_outside_of_the_mount_is_not_guessed_at(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, path: str, root: str
+) -> None:
+    """From inside a cgroup namespace, a cgroup further out has dots in its path."""
+    top = machine.mount("sys/pids", "pids", path=path, root=root)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != str(top))
+    assert machine.detect().mode == "none"
+    assert [path.name for path in top.parent.iterdir()] == ["pids"]
 
 
 def test_hybrid_counts_cpu_time_in_v2_and_leaves_cpuacct_alone(machine: Machine) -> None:

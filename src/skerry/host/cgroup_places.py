@@ -115,9 +115,16 @@ def _hierarchies(proc: str) -> Iterator[_Hierarchy]:
         if fresh:
             seen |= fresh
             root, top = (_unescape(text) for text in before.split(" ")[3:5])
-            below = os.path.relpath(paths[min(fresh)], root)
-            own = top if below.split("/")[0] in (".", "..") else f"{top}/{below}"
+            own = _below(top, root, paths[min(fresh)])
             yield _Hierarchy(kind == "cgroup2", frozenset(fresh - {""}), top, own)
+
+
+def _below(top: str, root: str, path: str) -> str:
+    """Where `path` of a hierarchy is, if `root` of it is mounted on `top`; `top` if it is not visible there."""
+    if ".." in (*root.split("/"), *path.split("/")):  # further out than our cgroup namespace
+        return top
+    below = os.path.relpath(path, root)
+    return top if below == "." or below.startswith("../") else f"{top}/{below}"
 
 
 def _unescape(text: str) -> str:
