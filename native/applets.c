@@ -195,10 +195,10 @@ static bool remove_entry(struct walk *w, int top_fd)
             return false;
         if (entered == ENAMETOOLONG)
             return move_up(w, top_fd);
-        if (error == EPERM || !walk_vanished(entered)) {
-            error = error == EPERM && entered == ENOTDIR ? EPERM : entered;
-            break;
-        }
+        if (!walk_vanished(entered))
+            error = entered;
+        if (error != EISDIR)
+            break; /* not removable, or not enterable; else swapped for a file meanwhile */
     }
     applet_complain(error, w->path);
     return false;
