@@ -6,16 +6,13 @@ the build is left on the host: mmdebstrap works in a mount namespace and a direc
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pwd
 import re
 import shlex
 import shutil
 import signal
-import struct
 import subprocess
-import termios
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -31,18 +28,18 @@ from skerry.images.progress import Progress, Report, silent
 from skerry.images.store import Image, ImageStore, check_name
 from skerry.images.unpack import Unpacker, UnpackLimits
 
+_INSTALLING = "installing remaining"
 _PHASES = (
     ("running apt-get update", "reading the package lists", 0.0, 0.05),
     ("downloading packages", "downloading the base system", 0.05, 0.12),
     ("extracting archives", "extracting the base system", 0.12, 0.15),
     ("installing essential", "installing the base system", 0.15, 0.25),
-    ("installing remaining", "installing packages", 0.25, 0.7),
+    (_INSTALLING, "installing packages", 0.25, 0.7),
     ("running --customize-hook", "running the definition's commands", 0.7, 0.85),
     ("creating tarball", "unpacking the new root filesystem", 0.85, 0.95),
 )
 """What mmdebstrap announces, what it means, and the part of the whole that it is."""
-_PERCENT = re.compile(r"(\w+:)?\s*(\d+(?:\.\d+)?) \[")
-_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_PACKAGES = re.compile(r"(\d+) newly installed")
 _OUTPUT_KEPT = 20
 _PATIENCE = 30.0
 _SETTINGS = "etc/apt/apt.conf.d/00skerry"
@@ -85,7 +82,7 @@ def build(
         rootfs.mkdir()
         command = [program, f"--mode={mode}", *_arguments(definition, staging)]
         environment = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
-        environment |= {"PATH": PATH, "LC_ALL": "C.UTF-8", "HOME": "/nonexistent", "TERM": "dumb"}
+        environment |= {"PATH": PATH, "LC_ALL": "C.UTF-8", "HOME": "/nonexistent"}
         if mode == "root":
             environment["TMPDIR"] = str(staging)
         limits = limits or UnpackLimits()
@@ -128,6 +125,7 @@ def _mode() -> str:
 def _arguments(definition: Definition, staging: Path) -> Iterator[str]:
     settings = staging / "apt.conf"
     settings.write_text(apt.settings())
+    yield "--verbose"
     yield "--format=tar"
     yield "--variant=essential"
     if definition.packages:
@@ -164,41 +162,35 @@ def _forget_the_build(rootfs: Path) -> None:
 
 
 class _Run:
-    """mmdebstrap at work: its archive on `stdout`, its progress on a terminal, as it shows none elsewhere."""
+    """mmdebstrap at work: its archive on `stdout`, its progress read from what it says."""
 
     def __init__(self, command: list[str], environment: dict[str, str], progress: Report) -> None:
         self._progress = progress
         self._output: deque[str] = deque(maxlen=_OUTPUT_KEPT)
-        self._phase = ("starting", 0.0, 0.0)
-        self._fraction = 0.0
+        self._phase = _PHASES[0]
+        self._packages = self._fetched = self._handled = 0
         self._refusal: BaseException | None = None
-        self._terminal, theirs = os.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        try:
-            self._process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=theirs,
-                start_new_session=True,
-                cwd="/",
-            )
-        finally:
-            os.close(theirs)
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            cwd="/",
+        )
         assert self._process.stdout is not None
         self.stdout = self._process.stdout
-        self._reader = threading.Thread(target=self._read_terminal, name="skerry-image-build", daemon=True)
+        self._reader = threading.Thread(target=self._listen, name="skerry-image-build", daemon=True)
         self._reader.start()
 
     def __enter__(self) -> _Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
         self.stdout.close()
+        self._stop()
         self._reader.join()
-        os.close(self._terminal)
 
     def check(self) -> None:
         """Wait for the end. Raises ImageBuildFailed unless it was a good one, or what `progress` raised."""
@@ -218,7 +210,7 @@ class _Run:
         return (errors or [*self._output, "it said nothing"])[0]
 
     def _stop(self) -> None:
-        """End the whole session: a TERM lets mmdebstrap remove its directory."""
+        """End the whole session; a TERM lets mmdebstrap remove its directory."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._process.poll() is not None:
                 return
@@ -230,40 +222,35 @@ class _Run:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
-    def _read_terminal(self) -> None:
-        rest = ""
-        while True:
-            try:
-                data = os.read(self._terminal, 65536)
-            except OSError:  # EIO: nobody has the other end open any more
-                return
-            *lines, rest = re.split(r"[\r\n]+", rest + data.decode(errors="replace"))
-            for line in lines:
-                try:
-                    self._line(_ESCAPE.sub("", line).strip())
-                except BaseException as error:
-                    self._refusal = error
-                    self._signal(signal.SIGTERM)
-                    return
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as stderr:
+            for raw in stderr:
+                line = raw.decode(errors="replace").rstrip()
+                self._output.append(line)
+                if self._refusal is None:
+                    try:
+                        self._understand(line)
+                    except BaseException as error:
+                        self._refusal = error
+                        self._signal(signal.SIGTERM)
 
-    def _line(self, line: str) -> None:
-        if match := _PERCENT.match(line):
-            self._report(float(match[2]) / 100, match[1])
-            return
-        if line:
-            self._output.append(line)
-        for announced, meaning, start, end in _PHASES:
-            if line.startswith(f"I: {announced}"):
-                self._phase = (meaning, start, end)
-                self._report(0.0, None)
-
-    def _report(self, part: float, doing: str | None) -> None:
-        step, start, end = self._phase
-        if step == "installing packages":  # downloads them first
-            middle = start + (end - start) / 3
-            if doing == "installing:":
-                start = middle
-            else:
-                step, end = "downloading packages", middle
-        self._fraction = max(self._fraction, start + part * (end - start))
-        self._progress(Progress(step, self._fraction))
+    def _understand(self, line: str) -> None:
+        for phase in _PHASES:
+            if line.startswith(f"I: {phase[0]}"):
+                self._phase = phase
+                self._packages = self._fetched = self._handled = 0
+                self._progress(Progress(phase[1], phase[2]))
+        if match := _PACKAGES.search(line):
+            self._packages = int(match[1])
+        self._fetched += line.startswith("Get:")
+        self._handled += line.startswith(("Unpacking ", "Setting up "))
+        if (
+            self._packages
+            and self._phase[0] == _INSTALLING
+            and line.startswith(("Get:", "Unpacking ", "Setting "))
+        ):
+            # Each package is fetched, unpacked and set up.
+            done = min(1.0, (self._fetched + self._handled) / (3 * self._packages))
+            _, step, start, end = self._phase
+            self._progress(Progress(step, start + done * (end - start)))

@@ -277,9 +277,8 @@ def _is_header(block: bytes) -> bool:
     if not stored or stored.strip(b"01234567"):
         return False
     rest = block[:148] + b" " * 8 + block[156:]
-    unsigned = sum(rest)
-    signed = unsigned - 256 * sum(byte > 127 for byte in rest)  # as old programs did
-    return int(stored, 8) in (unsigned, signed)
+    excess = sum(rest) - int(stored, 8)
+    return excess == 0 or excess == 256 * sum(byte > 127 for byte in rest)  # old programs summed signed bytes
 
 
 def _check_segments(count: int) -> None:
