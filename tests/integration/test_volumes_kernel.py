@@ -376,9 +376,17 @@ def test_a_damaged_template_is_made_anew(made: Volumes, take: Take, directory: P
     assert room(take(16 * MIB, 100)) == (16 * MIB, 100)
 
 
-def test_many_threads_take_at_once(made: Volumes, take: Take) -> None:
+def test_many_threads_take_at_once(made: Volumes, take: Take, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, formatted = volumes._run, []
+
+    def counting(program: str, *arguments: str) -> None:
+        formatted.append(program)
+        run(program, *arguments)
+
+    monkeypatch.setattr(volumes, "_run", counting)
     with ThreadPoolExecutor(8) as threads:
         taken = list(threads.map(lambda _: take(16 * MIB, 100), range(32)))
+    assert formatted == ["mkfs.ext4", "tune2fs"]
     assert len({os.stat(SUBDIR, dir_fd=volume).st_dev for volume in taken}) == 32
     assert {room(volume) for volume in taken} == {(16 * MIB, 100)}
 
