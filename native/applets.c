@@ -298,9 +298,3 @@ int applet_run(const char *name, int argc, char **argv, const struct sk_roots *r
     applet_remark(EINVAL, "no such applet, or not these arguments");
     return SK_APPLET_BAD;
 }
-
-int applet_main(const char *name, int argc, char **argv, int workspace_fd, int tmp_fd)
-{
-    const struct sk_roots roots = {workspace_fd, SK_WORKSPACE_PATH, tmp_fd, SK_TMP_PATH};
-    return applet_run(name, argc, argv, &roots);
-}

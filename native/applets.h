@@ -28,9 +28,6 @@ enum {
  */
 int applet_run(const char *name, int argc, char **argv, const struct sk_roots *roots);
 
-/* The same, for roots at SK_WORKSPACE_PATH and SK_TMP_PATH. */
-int applet_main(const char *name, int argc, char **argv, int workspace_fd, int tmp_fd);
-
 /* Writes: u8 type (f d l p s c b), u32 mode (07777), u32 uid, u32 gid, u64 size, i64 mtime in ns,
  * u16 name length, name, u16 target length, target; packed, little-endian. Returns the size, at most
  * SK_STAT_RECORD_MAX with a name of SK_NAME_LIMIT and a target below PATH_MAX. */

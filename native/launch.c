@@ -14,14 +14,14 @@
  *
  * The rest is executed in order by the new process:
  *
- *   join                         enter the v1 cgroups
+ *   join                         enter the v1 cgroups, and a cgroup namespace with the own cgroups as its root
  *   newroot tmpfs OPTIONS | newroot tree SLOT
  *   dir PATH MODE, symlink PATH TARGET, file PATH CONTENT
  *   place SLOT PATH
  *   mountfd FD PATH SUBDIR       an inherited mount, of which only a subdirectory shall be seen
  *   tmpfs PATH OPTIONS FLAGS ("noexec", "ro"), proc PATH, devpts PATH
  *   mask PATH, readonly PATH     skipped where PATH does not exist
- *   seal                         the new root itself becomes read-only
+ *   seal PATH                    what is mounted there becomes read-only ("." is the new root)
  *   pivot
  *   hostname NAME, loopback, rlimit NUMBER VALUE
  *   drop UID GID CAPABILITIES    the mask of those to keep
@@ -263,6 +263,13 @@ static void make_readonly(const char *path)
     close(target);
 }
 
+static void seal(const char *path)
+{
+    int fd = at_root("seal", path, 0);
+    check(set_attributes(fd, 0, ATTR_RDONLY, 0), "seal", path);
+    close(fd);
+}
+
 /* The directory of `path` in the new root, and its last name. */
 static int parent_at_root(const char *step, char *path, const char **name)
 {
@@ -314,6 +321,8 @@ static void join(void)
         check(write(tasks[i], "0", 1), "join", "");
         close(tasks[i]);
     }
+    /* Only now, so that the new cgroup is the root of what is seen inside. */
+    check(unshare(CLONE_NEWCGROUP), "join", "cgroup namespace");
 }
 
 static void loopback(void)
@@ -486,8 +495,8 @@ static void execute(struct cursor *c)
         mask(c->argv[1]);
     else if (is(c, "readonly", 1))
         make_readonly(c->argv[1]);
-    else if (is(c, "seal", 0))
-        check(set_attributes(root_fd, 0, ATTR_RDONLY, 0), "seal", "");
+    else if (is(c, "seal", 1))
+        seal(c->argv[1]);
     else if (is(c, "pivot", 0))
         pivot();
     else if (is(c, "hostname", 1))
@@ -621,7 +630,7 @@ int sk_launch_main(void)
         fail("map", "missing");
     check(pipe2(sync, O_CLOEXEC), "pipe", "");
     struct clone_request args = { .flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC |
-                                         CLONE_NEWUTS | CLONE_NEWCGROUP | CLONE_PARENT };
+                                         CLONE_NEWUTS | CLONE_PARENT };
     if (cgroup != NULL) {
         args.flags |= INTO_CGROUP;
         args.cgroup = (uint64_t)check(open(cgroup, O_PATH | O_DIRECTORY | O_CLOEXEC), "cgroup", cgroup);

@@ -6,9 +6,6 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-#define SK_WORKSPACE_PATH "/workspace"
-#define SK_TMP_PATH "/tmp"
-
 /* Where a caller's path may lead: O_PATH|O_DIRECTORY descriptors and the absolute paths that name them. */
 struct sk_roots {
     int workspace_fd;

@@ -469,7 +469,7 @@ static int become_workload(const int stdio[3], bool pty, const int extra[2])
         /* There is no exec to close these: all that stays is stdio and the two roots. */
         close(sk_config.listen_fd);
         syscall(NR_CLOSE_RANGE, (unsigned)sk_roots.tmp_fd + 1, ~0u, 0);
-        _exit(applet_main(s->applet, argc, s->argv, sk_roots.workspace_fd, sk_roots.tmp_fd));
+        _exit(applet_run(s->applet, argc, s->argv, &sk_roots));
     }
     search_and_exec(s);
     return fail_step(SK_STEP_EXEC);

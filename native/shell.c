@@ -103,7 +103,9 @@ static void path_of(char *out, size_t size, uint32_t number, const char *suffix)
 
 static int write_file(const char *path, const void *data, size_t len)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    /* The directory is the workload's as well: nothing that it put there is followed or written to. */
+    unlink(path);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (fd < 0)
         return -1;
     ssize_t n = write(fd, data, len);
@@ -346,8 +348,13 @@ static int open_streams(uint32_t number, const struct sk_start *start, int ours[
                 return -1;
             continue;
         }
-        /* For writing as well: an open for writing alone would have to wait for the reader. */
-        if (mkfifo(path, 0600) < 0 || (ours[i] = open(path, (i == 0 ? O_RDWR : O_RDONLY) | O_NONBLOCK | O_CLOEXEC)) < 0)
+        /* Input for reading as well: an open for writing alone would have to wait for the reader. */
+        struct stat st;
+        int flags = (i == 0 ? O_RDWR : O_RDONLY) | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC;
+        if (mkfifo(path, 0600) < 0 || (ours[i] = open(path, flags)) < 0 || fstat(ours[i], &st) < 0)
+            return -1;
+        errno = EPERM;
+        if (!S_ISFIFO(st.st_mode)) /* somebody inside was quicker */
             return -1;
     }
     return 0;

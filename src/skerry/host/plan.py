@@ -84,7 +84,8 @@ class Plan:
         return encode_steps(
             [
                 *self._writable(),
-                ("seal",),
+                ("seal", "dev"),
+                ("seal", "."),
                 ("pivot",),
                 ("hostname", "skerry"),
                 ("loopback",),
@@ -122,10 +123,12 @@ class Plan:
         limits = self.limits
         owner = f"uid={UID},gid={GID}"
         inodes = f"nr_inodes={limits.inodes}"
-        shared = min(64 * MIB, limits.memory // 4)
+        # All that is in memory together stays below the memory limit, so that filling it cannot end the guest.
+        temporary = limits.memory // (4 if self.workspace.memory else 2)
+        shared = min(64 * MIB, limits.memory // 8)
         steps: list[Step] = [
             ("tmpfs", "dev/shm", f"mode=1777,size={shared},nr_inodes=4096", "noexec"),
-            ("tmpfs", "tmp", f"mode=1777,size={limits.memory // 2},{inodes}", ""),
+            ("tmpfs", "tmp", f"mode=1777,size={temporary},{inodes}", ""),
             ("tmpfs", RUN.lstrip("/"), f"{owner},mode=0700,size=4m,nr_inodes=512", "noexec"),
         ]
         if self.workspace.mount_fd is not None:

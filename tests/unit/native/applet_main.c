@@ -26,6 +26,7 @@
 #include "../../../native/paths.h"
 
 static int workspace, tmp;
+static struct sk_roots roots = {.workspace_path = "/workspace", .tmp_path = "/tmp"};
 
 static int copy(int from, int to)
 {
@@ -38,7 +39,6 @@ static int copy(int from, int to)
 
 static int probe(const char *verb, const char *path)
 {
-    const struct sk_roots roots = {workspace, SK_WORKSPACE_PATH, tmp, SK_TMP_PATH};
     char rel[PATH_MAX];
     int root, result = sk_path_split(&roots, path, strlen(path), &root, rel);
     if (result == 0 && strcmp(verb, "mkdirs") == 0)
@@ -78,7 +78,7 @@ static int run(const char *applet, const char *path, const char *flag, int input
     if (pid == 0) {
         char *argv[] = {(char *)(uintptr_t)path, (char *)(uintptr_t)flag};
         dup2(input, 0);
-        exit(applet_main(applet, flag != NULL ? 2 : 1, argv, workspace, tmp));
+        exit(applet_run(applet, flag != NULL ? 2 : 1, argv, &roots));
     }
     waitpid(pid, &status, 0);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
@@ -144,6 +144,8 @@ int main(int argc, char **argv)
     const char *verb = argv[3];
     workspace = open(argv[1], O_PATH | O_DIRECTORY | O_CLOEXEC);
     tmp = open(argv[2], O_PATH | O_DIRECTORY | O_CLOEXEC);
+    roots.workspace_fd = workspace;
+    roots.tmp_fd = tmp;
     if (workspace < 0 || tmp < 0)
         return 125;
     if (argc == 5 && (strcmp(verb, "read") == 0 || strcmp(verb, "write") == 0 || strcmp(verb, "mkdirs") == 0))
@@ -154,5 +156,5 @@ int main(int argc, char **argv)
         return each(argv[4], argv[5]);
     if (argc == 7 && strcmp(verb, "race") == 0)
         return race(atoi(argv[4]), argv[5], argv[6]);
-    return applet_main(verb, argc - 4, argv + 4, workspace, tmp);
+    return applet_run(verb, argc - 4, argv + 4, &roots);
 }
