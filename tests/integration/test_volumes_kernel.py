@@ -418,6 +418,7 @@ def test_wanted_volumes_become_ready(made: Volumes, directory: Path) -> None:
 
     def one_more() -> bool:
         volume = made.take_ready(16 * MIB, 100, USER, USER)
+        made.want(16 * MIB, 100)
         if volume is not None:
             taken.append(volume)
         return volume is not None

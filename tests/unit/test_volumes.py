@@ -184,6 +184,7 @@ def test_ready_ones_are_handed_out_and_replaced(made: Made) -> None:
     taken = [made.ready(), made.ready()]
     assert made.take_ready(MIB, 100, *ME) is None
     assert made.take_ready(MIB, 101, *ME) is None
+    made.want(MIB, 100)
     made.allowed.release(1)
     taken.append(made.ready())
     assert made.made == [(256, 100)] * 3
