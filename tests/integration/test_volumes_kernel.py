@@ -287,6 +287,36 @@ def test_deleted_files_give_their_space_back(take: Take, monkeypatch: pytest.Mon
             os.close(file)
 
 
+def test_a_host_disk_that_fills_up_harms_nobody_for_long(take: Take, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume plays the host's disk, and volumes on it promise more than it has."""
+    monkeypatch.setattr(Volumes, "_check_space", lambda _: None)
+    disk = take(64 * MIB, 1000)
+    crowded = Volumes(f"/proc/{os.getpid()}/fd/{disk}/{SUBDIR}/skerry-volumes")
+    greedy = crowded.take(100 * MIB, 100, USER, USER)
+    code = """
+with open("big", "wb") as file:
+    file.write(b"x" * (90 << 20))
+    file.flush()
+    try:
+        os.fsync(file.fileno())
+        answer = "stored"
+    except OSError as error:
+        answer = errno.errorcode[error.errno]
+"""
+    try:
+        assert inside(greedy, code) in ("ENOSPC", "EIO")
+        assert room(disk)[0] < MIB
+    finally:
+        os.close(greedy)
+    assert room(disk)[0] > 60 * MIB
+    modest = crowded.take(16 * MIB, 100, USER, USER)
+    try:
+        assert inside(modest, "open('a', 'w').write('b'); os.sync(); answer = open('a').read()") == "b"
+    finally:
+        os.close(modest)
+        crowded.close()
+
+
 def test_nothing_is_left_when_the_descriptor_is_closed(made: Volumes, directory: Path) -> None:
     before = leaks.mounts()
     taken = [made.take(16 * MIB, 100, USER, USER) for _ in range(12)]
