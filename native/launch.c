@@ -15,13 +15,13 @@
  * The rest is executed in order by the new process:
  *
  *   join                         enter the v1 cgroups, and a cgroup namespace with the own cgroups as its root
- *   newroot tmpfs OPTIONS | newroot tree SLOT
+ *   newroot SLOT
  *   dir PATH MODE, symlink PATH TARGET, file PATH CONTENT
  *   place SLOT PATH
  *   mountfd FD PATH SUBDIR       an inherited mount, of which only a subdirectory shall be seen
  *   tmpfs PATH OPTIONS FLAGS ("noexec", "ro"), proc PATH, devpts PATH
  *   mask PATH, readonly PATH     skipped where PATH does not exist
- *   seal PATH                    what is mounted there becomes read-only ("." is the new root)
+ *   seal PATH                    what is mounted there becomes read-only
  *   pivot
  *   hostname NAME, loopback, rlimit NUMBER VALUE
  *   drop UID GID CAPABILITIES    the mask of those to keep
@@ -227,12 +227,9 @@ static void attach_below(int mount_fd, const char *path, const char *subdirector
 
 static void new_root(const struct cursor *c)
 {
-    char *kind = c->argv[1];
-    int fd = strcmp(kind, "tmpfs") == 0 ? new_filesystem("tmpfs", c->argv[2], ATTR_NOSUID | ATTR_NODEV)
-                                        : slots[slot("newroot", c->argv[2])];
+    root_fd = slots[slot("newroot", c->argv[1])];
     /* Any directory that every host has will do as a foothold; the old root is gone after the pivot. */
-    check(syscall(NR_MOVE_MOUNT, fd, "", AT_FDCWD, "/proc", MOVE_F_EMPTY), "newroot", kind);
-    root_fd = fd;
+    check(syscall(NR_MOVE_MOUNT, root_fd, "", AT_FDCWD, "/proc", MOVE_F_EMPTY), "newroot", c->argv[1]);
 }
 
 static void mask(const char *path)
@@ -472,7 +469,7 @@ static void execute(struct cursor *c)
 {
     if (is(c, "join", 0))
         join();
-    else if (is(c, "newroot", 2))
+    else if (is(c, "newroot", 1))
         new_root(c);
     else if (is(c, "dir", 2) || is(c, "symlink", 2) || is(c, "file", 2))
         make(c->argv[0], c->argv[1], c->argv[2]);

@@ -22,7 +22,7 @@ from skerry.host.launcher import FIRST_EXTRA_FD, Helper, attempt, launch
 from skerry.host.processes import start_time
 from skerry.host.readback import protections
 from skerry.host.volumes import SUBDIR, Volumes
-from skerry.images.host import host_view
+from skerry.images.hostroot import HostRoots
 from skerry.images.store import Image
 from skerry.models import Enforcement, Usage
 from skerry.policy import Policy, format_size
@@ -48,6 +48,7 @@ class NamespaceBackend:
         # The parent cgroup is this home's alone, so that sweeping never touches another daemon's environments.
         self._cgroups = CgroupManager.detect(f"skerry-{hashlib.sha256(os.fsencode(home)).hexdigest()[:12]}")
         self._volumes = Volumes(f"{home}/volumes") if self._rootful else None
+        self._host_roots = HostRoots(f"{home}/host")
         self._filters: dict[str, int] = {}
         self._live: dict[str, _Live] = {}
         os.makedirs(self._instances, mode=0o700, exist_ok=True)
@@ -77,7 +78,7 @@ class NamespaceBackend:
             try:
                 workspace = self._workspace(kind, policy, directory, mount_fd)
                 steps = plan.Plan(
-                    root=_root(spec.image),
+                    root=self._root(spec.image),
                     workspace=workspace,
                     limits=policy.limits,
                     uid_base=uid_base,
@@ -178,6 +179,12 @@ class NamespaceBackend:
             return plan.Workspace(directory=path)
         return plan.Workspace(memory=_memory_size(policy))
 
+    def _root(self, image: Image) -> plan.Root:
+        if image.rootfs is not None:
+            return plan.Root(tree=str(image.rootfs))
+        tree, binds = self._host_roots.current()
+        return plan.Root(tree=tree, binds=binds)
+
     def _filter(self, profile: str) -> int:
         """A descriptor of the compiled profile. Raises InvalidRequest for an unknown one."""
         program = seccomp.compile_profile(profile)
@@ -239,13 +246,6 @@ class NamespaceBackend:
         if cgroup is None:
             raise PlatformError(f"environment {environment_id} runs without its cgroups")
         return _Live(cgroup, running, record.uid_base if record else None)
-
-
-def _root(image: Image) -> plan.Root:
-    if image.rootfs is not None:
-        return plan.Root(tree=str(image.rootfs))
-    view = host_view()
-    return plan.Root(binds=view.binds, symlinks=view.symlinks, files=view.files)
 
 
 def _memory_size(policy: Policy) -> int:

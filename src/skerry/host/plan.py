@@ -43,12 +43,11 @@ WORKSPACE_SLOT = 63
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """What the environment sees as `/`: a stored tree, or an empty one with parts of the host in it."""
+    """What the environment sees as `/`: a tree of ours, and parts of the host that are mounted on it."""
 
-    tree: str | None = None
+    tree: str
     binds: tuple[tuple[str, str], ...] = ()
-    symlinks: tuple[tuple[str, str], ...] = ()
-    files: tuple[tuple[str, str], ...] = ()
+    """(source, target)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,6 @@ class Plan:
             [
                 *self._writable(),
                 ("seal", "dev"),
-                ("seal", "."),
                 ("pivot",),
                 ("hostname", "skerry"),
                 ("loopback",),
@@ -163,11 +161,11 @@ class Plan:
 @functools.lru_cache(maxsize=32)
 def _view(root: Root) -> tuple[bytes, bytes]:
     """(where its parts come from, how they are put together), for one image."""
-    trees: list[tuple[str, str, str]] = []  # source, target, flags; the index is the slot
-    if root.tree is not None:
-        # Files of an image belong to the environment's users; files of the host stay nobody's.
-        trees.append((root.tree, "", "ro,idmap"))
-    trees += [(source, target, "ro,rec" if os.path.isdir(source) else "ro") for source, target in root.binds]
+    # (source, target, flags); the index is the slot. Files of an image belong to the environment's users, files of
+    # the host stay nobody's.
+    trees = [(root.tree, "", "ro,idmap")]
+    for source, target in root.binds:
+        trees.append((source, target, "ro,rec" if os.path.isdir(source) else "ro"))
     trees += [(f"/dev/{name}", f"dev/{name}", "dev") for name in _DEVICES]
     if len(trees) > WORKSPACE_SLOT:
         raise LaunchFailed(f"the image has {len(trees)} parts, more than {WORKSPACE_SLOT}")
@@ -177,9 +175,9 @@ def _view(root: Root) -> tuple[bytes, bytes]:
     places: dict[str, Step] = {
         target: ("place", str(slot), target) for slot, (_, target, _) in enumerate(trees)
     }
-    view: list[Step] = [("newroot", "tree", "0")] if root.tree is not None else _host_root(root)
-    view += [places[target] for _, target in root.binds]
-    view += [
+    view: list[Step] = [
+        ("newroot", "0"),
+        *(places[target] for _, target in root.binds),
         ("tmpfs", "dev", "mode=0755,size=64k,nr_inodes=64", "noexec"),
         *(("file", f"dev/{name}", "") for name in _DEVICES),
         *(("symlink", f"dev/{name}", target) for name, target in _LINKS),
@@ -192,33 +190,6 @@ def _view(root: Root) -> tuple[bytes, bytes]:
         *(("readonly", f"proc/{name}") for name in _READ_ONLY),
     ]
     return encode_steps(sources), encode_steps(view)
-
-
-def _host_root(root: Root) -> list[Step]:
-    """An empty root with all the names that something is mounted on."""
-    steps: list[Step] = [("newroot", "tmpfs", "mode=0755,size=4m,nr_inodes=4096")]
-    made: set[str] = set()
-
-    def directory(path: str) -> None:
-        if path and path not in made:
-            directory(path.rpartition("/")[0])
-            made.add(path)
-            steps.append(("dir", path, "0755"))
-
-    for name in ("dev", "proc", "run", "tmp", "workspace"):
-        directory(name)
-    for source, target in root.binds:
-        path = target.lstrip("/")
-        if os.path.isdir(source):
-            directory(path)
-        else:
-            directory(path.rpartition("/")[0])
-            steps.append(("file", path, ""))
-    for kind, entries in (("symlink", root.symlinks), ("file", root.files)):
-        for target, value in entries:
-            directory(target.lstrip("/").rpartition("/")[0])
-            steps.append((kind, target.lstrip("/"), value))
-    return steps
 
 
 def probe_steps() -> bytes:

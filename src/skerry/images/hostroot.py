@@ -1,0 +1,101 @@
+"""The `host` image as a tree on disk: all of the view but its large parts, copied once.
+
+Mounting two dozen files of /etc one by one would be a third of the cost of a start. What is in /etc is small and
+rarely changes, so a copy of it is kept (only what everybody may read) and made anew when any part of it has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from skerry.host.trees import remove_tree
+from skerry.images.host import HostView, host_view
+
+KEPT = 4
+"""Older copies stay for environments that still stand on them."""
+SMALL = "/etc/"
+_MOUNT_POINTS = ("dev", "proc", "run", "tmp", "workspace")
+
+
+class HostRoots:
+    """The copies below one directory, which is this daemon's alone."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+        self._key = ""
+        self._current: tuple[str, tuple[tuple[str, str], ...]] = ("", ())
+
+    def current(self) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """(root, what is still to be mounted on it as (source, target)), as the host is now. Raises OSError."""
+        view = host_view()
+        key = _key(view)
+        if key != self._key:
+            root = self._directory / key
+            if not root.exists():
+                self._make(view, root)
+            large = tuple(bind for bind in view.binds if not bind[1].startswith(SMALL))
+            self._key, self._current = key, (str(root), large)
+        return self._current
+
+    def _make(self, view: HostView, root: Path) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=self._directory))
+        try:
+            staging.chmod(0o755)
+            for name in _MOUNT_POINTS:
+                (staging / name).mkdir()
+            for source, target in view.binds:
+                place = _place(staging, target)
+                if target.startswith(SMALL):
+                    _copy(Path(source), place)
+                elif os.path.isdir(source):
+                    place.mkdir(parents=True, exist_ok=True)
+                else:
+                    place.touch()
+            for target, link in view.symlinks:
+                _place(staging, target).symlink_to(link)
+            for target, content in view.files:
+                _place(staging, target).write_text(content)
+            staging.rename(root)
+        except BaseException:
+            remove_tree(staging)
+            raise
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        copies = sorted(self._directory.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        for copy in copies[KEPT:]:
+            remove_tree(copy)
+
+
+def _place(root: Path, target: str) -> Path:
+    place = root / target.lstrip("/")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def _copy(source: Path, place: Path) -> None:
+    """Copy what everybody may read; symlinks stay symlinks, anything else than files and directories is left out."""
+    if source.is_symlink():
+        place.symlink_to(os.readlink(source))
+    elif source.is_dir():
+        if source.stat().st_mode & 0o005 == 0o005:
+            place.mkdir()
+            for child in sorted(source.iterdir()):
+                _copy(child, place / child.name)
+    elif source.is_file() and source.stat().st_mode & 0o004:
+        shutil.copyfile(source, place)
+        place.chmod(0o755 if source.stat().st_mode & 0o001 else 0o644)
+
+
+def _key(view: HostView) -> str:
+    stamps = []
+    for source, target in view.binds:
+        if target.startswith(SMALL):
+            info = os.stat(source)
+            stamps.append((info.st_ino, info.st_mtime_ns, info.st_size))
+    return hashlib.sha256(repr((view.digest, stamps)).encode()).hexdigest()[:32]
