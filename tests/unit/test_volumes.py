@@ -222,7 +222,7 @@ def test_a_kind_that_nobody_asked_for_lately_is_given_up(made: Made) -> None:
         os.sched_yield()
     for inodes in (200, 300, 400, 500):
         made.want(MIB, inodes)
-    while made._ready[256, 100]:
+    while (256, 100) in made._ready:
         os.sched_yield()
     assert made.take_ready(MIB, 100, *ME) is None
 

@@ -19,8 +19,8 @@ user never stores more than the limit, and at most a handful of blocks less.
 
 The data is as short-lived as the environment: no journal, no barriers (fsync inside waits for no disk),
 nothing to recover after a crash. Deleted files give their space back to the host (`discard`). The loop
-device goes through the host's page cache: direct I/O writes large files faster, but was 5 to 20 times slower
-at fsync and at deleting small files.
+device goes through the host's page cache: direct I/O writes large files faster, but was at least four
+times slower at fsync and at deleting small files.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class Volumes:
         self._directory = directory
         self._spare = spare
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        for name in os.listdir(
-            directory
-        ):  # unfinished ones of a process that was killed, or of another version
-            if not name.startswith(_TEMPLATE):
+        for name in os.listdir(directory):
+            if not name.startswith(
+                _TEMPLATE
+            ):  # unfinished by a process that was killed, or of another version
                 os.unlink(f"{directory}/{name}")
         self._templates = threading.Lock()
         self._tried = threading.Lock()
@@ -206,9 +206,10 @@ class Volumes:
 
     def _next(self) -> tuple[_Kind, int | None] | None:
         """The next thing to do for the thread: close a volume that is not wanted any more, or make one."""
-        for kind, waiting in self._ready.items():
-            if kind not in self._wanted and waiting:
+        for kind in [kind for kind in self._ready if kind not in self._wanted]:
+            if waiting := self._ready[kind]:
                 return kind, waiting.pop()
+            del self._ready[kind]
         for kind in reversed(self._wanted):
             if len(self._ready.get(kind, ())) < self._spare:
                 return kind, None
