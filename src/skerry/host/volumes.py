@@ -88,9 +88,8 @@ class Volumes:
         self._spare = spare
         os.makedirs(directory, mode=0o700, exist_ok=True)
         for name in os.listdir(directory):
-            if not name.startswith(
-                _TEMPLATE
-            ):  # unfinished by a process that was killed, or of another version
+            # The rest is of another version, or of a process that was killed at its work.
+            if not name.startswith(_TEMPLATE):
                 os.unlink(f"{directory}/{name}")
         self._templates = threading.Lock()
         self._tried = threading.Lock()
