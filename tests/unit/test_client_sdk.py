@@ -20,6 +20,7 @@ import pytest
 
 import skerry
 from skerry import errors, models
+from skerry.client import autostart
 from skerry.client.http1 import Malformed
 from tests.unit.scripted_server import Peer, every_request, serving
 
@@ -467,7 +468,6 @@ def test_the_client(tmp_path: Path) -> None:
             "DELETE /images/dev": {},
             "POST /images/build": built,
             "POST /images/import": built,
-            "POST /stop": {"stopping": True},
         }
     )
     steps: list[tuple[str, float]] = []
@@ -478,11 +478,9 @@ def test_the_client(tmp_path: Path) -> None:
         client.remove_image("dev")
         assert client.build_image("dev", lambda *step: steps.append(step)).size == 5
         assert client.import_image(tmp_path / "archive", "dev").size == 5
-        assert client.stop(force=True)
     assert steps == [("unpack", 0.5)]
     assert seen[1][0] == "GET /environments?all=1"
-    assert seen[-2] == ("POST /images/import?name=dev", b"x" * 300_000)
-    assert seen[-1] == ("POST /stop", {"force": True})
+    assert seen[-1] == ("POST /images/import?name=dev", b"x" * 300_000)
 
 
 def test_an_image_that_cannot_be_built() -> None:
@@ -497,6 +495,14 @@ def test_an_image_that_cannot_be_built() -> None:
         pytest.raises(skerry.PlatformError, match="without saying"),
     ):
         client.build_image("dev")
+
+
+def test_a_daemon_that_says_it_stops_and_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autostart, "STOP_SECONDS", 0.05)
+    seen, script = recorded({"POST /stop": {"stopping": True}})
+    with serving(script), skerry.Client() as client, pytest.raises(skerry.PlatformError, match="not ended"):
+        client.stop(force=True)
+    assert seen == [("POST /stop", {"force": True})]
 
 
 def test_stopping_nothing_starts_nothing(home: Path) -> None:

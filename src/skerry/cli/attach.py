@@ -253,7 +253,7 @@ class _Terminal:
         import tty
 
         self._old = termios.tcgetattr(0)
-        tty.setraw(0)
+        tty.setraw(0, termios.TCSANOW)  # the default would throw away what has been typed ahead
 
     def restore(self) -> None:
         if self._old is not None:

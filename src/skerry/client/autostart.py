@@ -12,16 +12,17 @@ import socket
 import struct
 import time
 
-from skerry.errors import Conflict, DaemonUnavailable, Denied, from_dict
+from skerry.errors import Conflict, DaemonUnavailable, Denied, PlatformError, from_dict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from skerry.settings import Home
 
 START_SECONDS = 30.0
+STOP_SECONDS = 60.0
 MODULE = "skerry.daemon"
 _LOG_TAIL = 2048
-_LOST = (FileNotFoundError, ConnectionRefusedError)
+_LOST = (FileNotFoundError, NotADirectoryError, ConnectionRefusedError)
 
 # Starts the daemon as a grandchild, so that it is nobody's zombie when it ends before its client does.
 _DETACH = "import os, sys\nif os.fork() == 0: os.execv(sys.argv[1], sys.argv[1:])"
@@ -45,6 +46,32 @@ def connect(home: Home, *, start: bool = True) -> socket.socket:
         raise DaemonUnavailable("the daemon ended as soon as it had started", hint=_hint(home)) from error
 
 
+def open_process(home: Home) -> int:
+    """A pidfd of the running daemon. Raises DaemonUnavailable, Denied."""
+    with connect(home, start=False) as sock:
+        pid, _ = _peer(sock)
+        try:
+            return os.pidfd_open(pid)
+        except OSError as error:
+            raise DaemonUnavailable(f"the daemon of {home.path} is gone") from error
+
+
+def wait_process(pidfd: int) -> None:
+    """Wait for the end of a process. Raises PlatformError when that takes too long."""
+    import select
+
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    if not poll.poll(STOP_SECONDS * 1000):
+        raise PlatformError(f"the daemon has not ended after {STOP_SECONDS:.0f} s")
+
+
+def _peer(sock: socket.socket) -> tuple[int, int]:
+    """(process, user) at the other end, as the kernel knows them."""
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
 def _connect(home: Home) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -59,7 +86,7 @@ def _connect(home: Home) -> socket.socket:
                 raise
             raise DaemonUnavailable(f"cannot connect to {home.socket}: {error.strerror or error}") from error
         # In a shared directory somebody else could have put a socket there and be waiting for what we send.
-        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        _, uid = _peer(sock)
         if uid not in (os.geteuid(), 0):
             raise Denied(f"the daemon at {home.socket} runs as uid {uid}, not as you", hint="set SKERRY_HOME")
     except BaseException:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
-from skerry.client.aio.stream import blocking_iterator
+from skerry.client import autostart
+from skerry.client.aio.stream import blocking, blocking_iterator
 from skerry.client.aio.transport import AsyncTransport
 from skerry.client.archive import read_file
 from skerry.client.http1 import quote
@@ -46,14 +48,20 @@ class AsyncClient:
         return answer
 
     async def stop(self, force: bool = False) -> bool:
-        """Stop the daemon. False: none was running.
+        """Stop the daemon and wait for its end. False: none was running.
 
         Raises Conflict while environments live, unless `force`, which deletes them first.
         """
         try:
-            await self.transport.call("POST", "/stop", json={"force": force}, start=False)
+            daemon = autostart.open_process(self.transport.home)
         except DaemonUnavailable:
             return False
+        try:
+            await self.transport.call("POST", "/stop", json={"force": force}, start=False)
+            self.close()
+            await blocking(autostart.wait_process, daemon)
+        finally:
+            os.close(daemon)
         return True
 
     async def environments(self, ended: bool = False) -> list[EnvironmentInfo]:

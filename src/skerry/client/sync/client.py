@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
+from skerry.client import autostart
 from skerry.client.archive import read_file
 from skerry.client.http1 import quote
-from skerry.client.sync.stream import blocking_iterator
+from skerry.client.sync.stream import blocking, blocking_iterator
 from skerry.client.sync.transport import Transport
 from skerry.errors import DaemonUnavailable, PlatformError, from_dict
 from skerry.models import EnvironmentInfo, ImageInfo
@@ -47,14 +49,20 @@ class Client:
         return answer
 
     def stop(self, force: bool = False) -> bool:
-        """Stop the daemon. False: none was running.
+        """Stop the daemon and wait for its end. False: none was running.
 
         Raises Conflict while environments live, unless `force`, which deletes them first.
         """
         try:
-            self.transport.call("POST", "/stop", json={"force": force}, start=False)
+            daemon = autostart.open_process(self.transport.home)
         except DaemonUnavailable:
             return False
+        try:
+            self.transport.call("POST", "/stop", json={"force": force}, start=False)
+            self.close()
+            blocking(autostart.wait_process, daemon)
+        finally:
+            os.close(daemon)
         return True
 
     def environments(self, ended: bool = False) -> list[EnvironmentInfo]:
