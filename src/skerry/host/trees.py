@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 from enum import Enum
+from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,6 +49,18 @@ def open_in_root(root_fd: int, path: bytes, flags: int) -> int:
     symlink), EXDEV (a mount in the way), and whatever else open(2) gives.
     """
     return _openat2(root_fd, path or b".", flags, _CHROOTED)
+
+
+def open_file_in_root(root_fd: int, path: bytes) -> BufferedReader:
+    """Open a regular file for reading, as `open_in_root` does.
+
+    Raises OSError; for anything but a regular file too, and never waits for the other end of a FIFO.
+    """
+    fd = open_in_root(root_fd, path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(path))
+    return open(fd, "rb")
 
 
 def open_child(dir_fd: int, name: str | bytes, flags: int) -> int:

@@ -109,8 +109,11 @@ def _view(base: str, _stamps: tuple[int, ...]) -> HostView:
         if name not in shown and _within(real[name], shown)
     ]
     binds = [(os.path.join(base, name), f"/{name}") for name in shown]
-    profiles = [os.path.relpath(os.path.realpath(os.path.join(base, name)), base) for name in _NIX_PROFILES]
-    path = [PATH, *(f"/{profile}" for profile in profiles if _within(profile, shown))]
+    path = [PATH]
+    for name in _NIX_PROFILES:
+        profile = os.path.realpath(os.path.join(base, name))
+        if os.path.isdir(profile) and _within(inside := os.path.relpath(profile, base), shown):
+            path.append(f"/{inside}")
     python = _own_python(base)
     if python is not None:
         binds.append((python, PYTHON))

@@ -51,7 +51,8 @@ def import_archive(
             raise InvalidRequest(f"{path} holds no files")
         progress(Progress("computing the digest", 0.9))
         env = packed.env if packed else {}
-        image = store.commit(staging, name, env=env, description=f"imported from {path.name}")
+        description = "imported from layers" if packed else "imported from a root filesystem's archive"
+        image = store.commit(staging, name, env=env, description=description)
     progress(Progress("done", 1.0))
     return image
 

@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-from skerry.host.trees import open_child, open_in_root, remove_in
+from skerry.host.trees import open_child, open_file_in_root, open_in_root, remove_in
 
 USER, USER_ID, HOME = "appuser", 1000, "/workspace"
 HOSTNAME = "skerry"
@@ -110,12 +110,10 @@ def _has_program(root: int, path: bytes) -> bool:
 def _read(root: int, path: bytes) -> str:
     """A small file as the image's own programs would see it, symlinks included; empty when there is none."""
     try:
-        fd = open_in_root(root, path, os.O_RDONLY | os.O_NONBLOCK)
+        file = open_file_in_root(root, path)
     except OSError:
         return ""
-    with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return ""
+    with file:
         return file.read(_ACCOUNTS_MAX).decode(errors="surrogateescape")
 
 

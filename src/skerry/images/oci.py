@@ -11,15 +11,12 @@ import json
 import os
 import platform
 import re
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from typing import Any
 
 from skerry.errors import InvalidRequest
-from skerry.host.trees import open_in_root
+from skerry.host.trees import open_file_in_root, open_in_root
 
 _DOCUMENT_MAX = 4 << 20
 _NESTING_MAX = 4
@@ -58,17 +55,12 @@ def read_packed(root_fd: int) -> Packed | None:
     return None
 
 
-@contextmanager
-def open_file(root_fd: int, path: bytes) -> Iterator[BufferedReader]:
+def open_file(root_fd: int, path: bytes) -> BufferedReader:
     """A regular file of the directory. Raises InvalidRequest when there is none of that path."""
     try:
-        fd = open_in_root(root_fd, path, os.O_RDONLY | os.O_NONBLOCK)
+        return open_file_in_root(root_fd, path)
     except OSError as error:
         raise InvalidRequest(f"the image lacks {os.fsdecode(path)!r}: {error.strerror}") from error
-    with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise InvalidRequest(f"in the image, {os.fsdecode(path)!r} is not a file")
-        yield file
 
 
 def _exists(root_fd: int, path: bytes) -> bool:
