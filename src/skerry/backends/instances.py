@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from skerry.errors import DiskFull, GuestFailed, LaunchFailed, PlatformError
@@ -71,19 +70,19 @@ class InstanceDirectory:
         return sock
 
     def save(self, record: Record) -> None:
+        # A symlink appears whole or not at all, and takes no block of the disk.
         try:
-            with open(f"{self.path}/instance.json", "w") as file:
-                json.dump(asdict(record), file)
+            os.symlink(f"{record.pid} {record.started} {record.uid_base or 0}", f"{self.path}/process")
         except OSError as error:
             kind = DiskFull if error.errno in (28, 122) else LaunchFailed
             raise kind(f"cannot write to {self.path}: {error.strerror}") from error
 
     def load(self) -> Record | None:
         try:
-            with open(f"{self.path}/instance.json") as file:
-                return Record(**json.load(file))
-        except (OSError, ValueError, TypeError):
+            pid, started, uid_base = map(int, os.readlink(f"{self.path}/process").split())
+        except (OSError, ValueError):
             return None
+        return Record(pid, started, uid_base or None)
 
     def remove(self) -> None:
         """Raises PlatformError."""

@@ -25,7 +25,7 @@ from skerry.host.volumes import SUBDIR, Volumes
 from skerry.images.hostroot import HostRoots
 from skerry.images.store import Image
 from skerry.models import Enforcement, Usage
-from skerry.policy import Policy, format_size
+from skerry.policy import Limits, Policy, format_size
 
 Rows = list[Enforcement]
 
@@ -48,6 +48,8 @@ class NamespaceBackend:
         # The parent cgroup is this home's alone, so that sweeping never touches another daemon's environments.
         self._cgroups = CgroupManager.detect(f"skerry-{hashlib.sha256(os.fsencode(home)).hexdigest()[:12]}")
         self._volumes = Volumes(f"{home}/volumes") if self._rootful else None
+        if self._volumes is not None and not self._volumes.unavailable():
+            self._volumes.want(Limits().disk, Limits().inodes)
         self._host_roots = HostRoots(f"{home}/host")
         self._filters: dict[str, int] = {}
         self._live: dict[str, _Live] = {}
@@ -100,6 +102,8 @@ class NamespaceBackend:
             enforced = self._enforced(policy, cgroup, pid, kind)
             undo.pop_all()
         self._live[id_] = _Live(cgroup, running, uid_base)
+        if mount_fd is not None and self._volumes is not None:
+            self._volumes.want(policy.limits.disk, policy.limits.inodes)
         return Instance(id_, kind, "/workspace", enforced)
 
     async def connect(self, environment_id: str) -> socket.socket:
@@ -165,7 +169,6 @@ class NamespaceBackend:
         fd = self._volumes.take_ready(size, inodes, owner, owner)
         if fd is None:
             fd = await asyncio.to_thread(self._volumes.take, size, inodes, owner, owner)
-        self._volumes.want(size, inodes)
         return fd
 
     def _workspace(

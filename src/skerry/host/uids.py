@@ -1,11 +1,13 @@
 """Ranges of host user ids, one for each environment that root starts.
 
-Claims are files in one directory of the host, so that daemons with different homes never use the same range. A
-claim whose process is gone is void: it is taken over by whoever meets it.
+Claims are names in one directory of the host, so that daemons with different homes never use the same range. A
+claim whose process is gone is void: it is taken over by whoever meets it. A claim is a symlink to "pid start-time":
+it appears whole or not at all, and takes no block of a disk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 
@@ -20,54 +22,51 @@ DIRECTORY = "/run/skerry-uids"
 
 def claim() -> int:
     """The first host id of a range that nobody uses. Root only. Raises LimitReached."""
-    os.makedirs(DIRECTORY, mode=0o700, exist_ok=True)
     for _ in range(1000):
-        slot = random.randrange(COUNT)  # noqa: S311 - spread, not secrecy
-        path = f"{DIRECTORY}/{slot}"
-        try:
-            _write(path, os.getpid())
-        except FileExistsError:
-            if _alive(path):
-                continue
-            _write(path, os.getpid(), replace=True)
-        except FileNotFoundError:  # somebody removed the empty directory
-            os.makedirs(DIRECTORY, mode=0o700, exist_ok=True)
-            continue
-        return FIRST + slot * SIZE
+        base = FIRST + random.randrange(COUNT) * SIZE  # noqa: S311 - spread, not secrecy
+        if not _alive(base) and _write(base, os.getpid()):
+            return base
     raise LimitReached("no user id range is free on this host")
 
 
 def settle(base: int, pid: int) -> None:
     """Tie the claim to the environment's own process, so that it outlives the daemon and not the environment."""
-    _write(_path(base), pid, replace=True)
+    _write(base, pid)
 
 
 def release(base: int) -> None:
     """Give a range back. Unknown ones are fine."""
-    try:
+    with contextlib.suppress(OSError):  # others have claims there, or it is gone already
         os.unlink(_path(base))
         os.rmdir(DIRECTORY)
-    except OSError:
-        pass  # others have claims, or it is gone already
 
 
 def _path(base: int) -> str:
     return f"{DIRECTORY}/{(base - FIRST) // SIZE}"
 
 
-def _write(path: str, pid: int, replace: bool = False) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if replace else os.O_EXCL)
-    fd = os.open(path, flags, 0o600)
+def _write(base: int, pid: int) -> bool:
+    """False when somebody else claimed it in the meantime."""
+    path, value = _path(base), f"{pid} {start_time(pid)}"
+    mine = _owner(base) == os.getpid()
+    with contextlib.suppress(FileNotFoundError):
+        if mine or not _alive(base):
+            os.unlink(path)
+    os.makedirs(DIRECTORY, mode=0o700, exist_ok=True)
     try:
-        os.write(fd, f"{pid} {start_time(pid)}".encode())
-    finally:
-        os.close(fd)
-
-
-def _alive(path: str) -> bool:
-    try:
-        with open(path) as file:
-            pid, started = file.read().split()
-        return start_time(int(pid)) == int(started)
-    except (OSError, ValueError):
+        os.symlink(value, path)
+    except FileExistsError:
         return False
+    return True
+
+
+def _owner(base: int) -> int:
+    try:
+        pid, started = map(int, os.readlink(_path(base)).split())
+    except (OSError, ValueError):
+        return 0
+    return pid if start_time(pid) == started else 0
+
+
+def _alive(base: int) -> bool:
+    return _owner(base) != 0
