@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from skerry.errors import ImageBuildFailed, InvalidRequest
-from skerry.host.trees import open_in_root, remove_in
+from skerry.host.trees import open_in_root, remove_in, remove_tree
 from skerry.images import apt
 from skerry.images.definition import Definition
 from skerry.images.host import PATH
@@ -97,7 +97,7 @@ def build(
         _forget_the_build(rootfs)
         for path in staging.iterdir():
             if path != rootfs:
-                path.unlink()
+                remove_tree(path)
         progress(Progress("computing the digest", 0.95))
         image = store.commit(staging, definition.name, env=definition.env, description=definition.description)
     progress(Progress("done", 1.0))
