@@ -11,6 +11,8 @@ Importing this costs nothing; each name below loads what it needs when it is fir
 
 from __future__ import annotations
 
+from skerry._version import VERSION as __version__
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from skerry.client.aio.client import AsyncClient
@@ -58,8 +60,6 @@ if TYPE_CHECKING:
         State,
         Usage,
     )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient",

@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 from fastapi import FastAPI
 
-from skerry import __version__
+from skerry._version import VERSION
 from skerry.backends.base import Backend
 from skerry.backends.fake import FakeBackend
 from skerry.backends.namespace import NamespaceBackend
@@ -49,7 +49,7 @@ def make_app(
         executions.routes(manager),
         files.routes(manager),
         images.routes(store, manager),
-        system.routes(manager, version=__version__, home=home.path, stop=stop),
+        system.routes(manager, version=VERSION, home=home.path, stop=stop),
     ):
         app.include_router(router)
     answers.handle_errors(app)

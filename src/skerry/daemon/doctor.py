@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from skerry import __version__
+from skerry._version import VERSION
 from skerry.backends.base import InstanceSpec
 from skerry.backends.namespace import NamespaceBackend
 from skerry.errors import SkerryError
@@ -53,7 +53,7 @@ def run(home: Home) -> dict[str, object]:
     checks = list(_checks(home))
     works = checks[-1].status == OK
     return {
-        "version": __version__,
+        "version": VERSION,
         "isolation": "namespace" if works else "none",
         "checks": [asdict(check) for check in checks],
     }
