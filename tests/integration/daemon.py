@@ -81,6 +81,12 @@ class Daemon:
         result: dict[str, Any] = self.call("POST", f"/environments/{ref}/execute", body)
         return result
 
+    def wait_for_output(self, ref: str, text: str) -> None:
+        """Returns when something in the environment has written `text`."""
+        with self.stream(f"/environments/{ref}/logs?follow=1") as log:
+            while text not in json.loads(log.readline())["data"]:
+                pass
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()

@@ -31,12 +31,12 @@ def started(websocket: ClientConnection) -> dict[str, Any]:
 
 def until_end(websocket: ClientConnection) -> tuple[bytes, bytes, dict[str, Any]]:
     """Everything written to stdout and stderr, and the last event."""
-    streams = {1: b"", 2: b""}
+    streams = {1: bytearray(), 2: bytearray()}
     while isinstance(message := websocket.recv(60), bytes):
         streams[message[0]] += message[1:]
     with pytest.raises(ConnectionClosed):
         websocket.recv(30)
-    return streams[1], streams[2], json.loads(message)
+    return bytes(streams[1]), bytes(streams[2]), json.loads(message)
 
 
 def test_output_then_the_end(daemon: Daemon, environment: str) -> None:
@@ -85,20 +85,20 @@ def test_a_terminal(daemon: Daemon, environment: str) -> None:
 
 
 def test_signals_kills_and_timeouts(daemon: Daemon, environment: str) -> None:
-    with attached(daemon, environment, argv=["sleep", "1000"]) as websocket:
+    with attached(daemon, environment, argv=["sleep", "56789"]) as websocket:
         started(websocket)
         websocket.send(json.dumps({"signal": 15}))
         result = until_end(websocket)[2]["result"]
         assert (result["outcome"], result["exit_code"]) == ("signaled", 143)
-    with attached(daemon, environment, command="sleep 1000 & sleep 1000") as websocket:
+    with attached(daemon, environment, command="sleep 56789 & sleep 56789") as websocket:
         started(websocket)
         websocket.send(json.dumps({"kill": True}))
         assert until_end(websocket)[2]["result"]["outcome"] == "canceled"
-    with attached(daemon, environment, argv=["sleep", "1000"], timeout=0.2) as websocket:
+    with attached(daemon, environment, argv=["sleep", "56789"], timeout=0.2) as websocket:
         started(websocket)
         result = until_end(websocket)[2]["result"]
         assert (result["outcome"], result["exit_code"]) == ("timed_out", 124)
-    assert daemon.execute(environment, ["pgrep", "-c", "sleep"])["stdout"] == "0\n"
+    assert daemon.execute(environment, ["pgrep", "-c", "-f", "sleep 56789"])["stdout"] == "0\n"
 
 
 @pytest.mark.parametrize(

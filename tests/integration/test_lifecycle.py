@@ -71,11 +71,9 @@ def test_a_signal_ends_it_with_everything(home: Path, options: tuple[str, ...], 
         environments = [daemon.create() for _ in range(3)]
         with ThreadPoolExecutor() as pool:
             running = pool.submit(daemon.execute, environments[0], "echo begun; sleep 1000")
-            log = f"/environments/{environments[0]}/logs?follow=1"
-            with daemon.stream(log) as lines:
-                assert json.loads(lines.readline())["data"] == "begun\n"
-                daemon.process.send_signal(number)
-                assert daemon.process.wait(30) == 0
+            daemon.wait_for_output(environments[0], "begun")
+            daemon.process.send_signal(number)
+            assert daemon.process.wait(30) == 0
             result = running.result()
         assert (result["outcome"], result["message"]) == (
             "canceled",
@@ -159,12 +157,11 @@ def test_an_environment_whose_guest_is_killed_ends_with_a_reason(
         environment = daemon.create()
         connection = Connection(daemon.socket)
         connection.request(
-            "POST", f"/environments/{environment}/execute", json.dumps({"command": "sleep 1000"})
+            "POST", f"/environments/{environment}/execute", json.dumps({"command": "echo begun; sleep 1000"})
         )
         pid = json.loads((home / "instances" / environment / "instance.json").read_text())["pid"]
         path = f"/environments/{environment}"
-        while not [row for row in daemon.call("GET", f"{path}/executions")["executions"] if row["pid"]]:
-            pass
+        daemon.wait_for_output(environment, "begun")
         os.kill(pid, signal.SIGKILL)
         result = json.loads(connection.getresponse().read())
         connection.close()

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import structlog
 import uvicorn
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -31,28 +32,22 @@ log = structlog.get_logger("skerry.daemon")
 
 
 class Http(HttpToolsProtocol):
-    """Speaks only to processes of our own user, and of root."""
+    """Serves processes of our own user and of root; all others get 403 for whatever they ask."""
 
     def connection_made(self, transport: BaseTransport) -> None:
-        transport = cast(Transport, transport)
-        uid = peer_uid(transport)
-        if uid in (os.geteuid(), 0):
-            super().connection_made(transport)
-            return
-        log.warning("foreign peer refused", uid=uid)
-        self.transport = transport
-        answer = problem(Denied("this daemon belongs to another user", hint="set SKERRY_HOME to your own"))
-        head = f"HTTP/1.1 403 Forbidden\r\ncontent-type: {answer.media_type}\r\nconnection: close\r\n"
-        transport.write(f"{head}content-length: {len(answer.body)}\r\n\r\n".encode() + bytes(answer.body))
-        transport.close()
+        super().connection_made(cast(Transport, transport))
+        uid = peer_uid(self.transport)
+        if uid not in (os.geteuid(), 0):
+            log.warning("foreign peer refused", uid=uid)
+            self.app = _refuse
+            self.ws_protocol_class = None
 
-    def data_received(self, data: bytes) -> None:
-        if not self.transport.is_closing():
-            super().data_received(data)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self in self.connections:
-            super().connection_lost(exc)
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    error = Denied("this daemon belongs to another user", hint="set SKERRY_HOME to your own")
+    answer = problem(error)
+    answer.headers["connection"] = "close"
+    await answer(scope, receive, send)
 
 
 class WebSocket(WebSocketsSansIOProtocol):

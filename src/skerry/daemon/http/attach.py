@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -26,7 +27,7 @@ class Opening(Start):
 
 
 class Control(Body):
-    resize: tuple[int, int] | None = None
+    resize: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
     signal: int | None = None
     kill: bool = False
 
@@ -36,8 +37,9 @@ def route(manager: EnvironmentManager) -> WebSocketRoute:
         await websocket.accept()
         with contextlib.suppress(WebSocketDisconnect):
             try:
+                opening = parse(Opening, await _receive_text(websocket))
                 _, executions = manager.running(websocket.path_params["ref"])
-                await _serve(websocket, executions)
+                await _serve(websocket, executions, opening)
             except SkerryError as error:
                 await _say(websocket, {"event": "error", "error": error.to_dict()})
                 await websocket.close(1011)
@@ -45,8 +47,7 @@ def route(manager: EnvironmentManager) -> WebSocketRoute:
     return WebSocketRoute("/environments/{ref}/attach", attach)
 
 
-async def _serve(websocket: WebSocket, executions: Executions) -> None:
-    opening = parse(Opening, await _receive_text(websocket))
+async def _serve(websocket: WebSocket, executions: Executions, opening: Opening) -> None:
     owned = opening.execution_id is None
     if opening.execution_id is None:
         execution = await executions.start(opening.to_command())
