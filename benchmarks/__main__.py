@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -86,13 +85,10 @@ def _progress(text: str) -> None:
 
 
 def _show(table: list[tuple[str, list[report.Row]]]) -> None:
-    width = min(
-        70, max(len(row[0]) for _, group in table for row in group), shutil.get_terminal_size().columns - 36
-    )
     for title, group in table:
         print(f"\n{title}")
         for what, middle, high, ratio in group:
-            print(f"  {what.replace('`', '').replace('*', ''):<{width}}  {middle:>9}  {high:>9}  {ratio}")
+            print(f"  {what.replace('`', '').replace('*', ''):<48}  {middle:>9}  {high:>9}  {ratio}".rstrip())
     print()
 
 

@@ -107,7 +107,8 @@ def many(client: skerry.Client, count: int) -> dict[str, float | int | None]:
                 stack.enter_context(_environment(client=client)) for _ in range(count)
             )
         )
-        alive = len(client.environments())
+        running = {info.environment_id for info in client.environments() if info.state == "running"}
+        alive = sum(env.id in running for env in environments)
         run = timed(run_in_all)
         charged = [env.usage().memory_bytes for env in environments]
         rss = _rss(client)

@@ -21,7 +21,7 @@ GROUPS: list[tuple[str, str, list[tuple[str, str]]]] = [
             ("docker_run_end", "`docker run --rm`, until it is removed"),
             ("llm_sandbox_fresh", "llm-sandbox, open and one command"),
             ("runc", "`runc run`"),
-            ("bubblewrap", "bubblewrap, all namespaces, no limits, no filter"),
+            ("bubblewrap", "bubblewrap, `true`, neither limits nor filter"),
             ("fresh", "**Skerry**, create and `env.run`, no pool"),
         ],
     ),

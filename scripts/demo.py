@@ -72,9 +72,12 @@ def main() -> int:
 def show(info: skerry.EnvironmentInfo) -> None:
     """What holds in this environment, and what this machine cannot enforce."""
     print(f"\nIsolation: {info.isolation}. Read back from the kernel:\n")
-    for raw in info.enforced:
-        row = skerry.Enforcement.from_dict(raw)
-        print(f"  {'yes' if row.enforced else 'NO ':<4} {row.name:<18} {row.value:<14} {row.by}".rstrip())
+    rows = [skerry.Enforcement.from_dict(raw) for raw in info.enforced]
+    names, values = (max(len(getattr(row, column)) for row in rows) for column in ("name", "value"))
+    for row in rows:
+        print(
+            f"  {'yes' if row.enforced else 'NO ':<4} {row.name:<{names}}  {row.value:<{values}}  {row.by}".rstrip()
+        )
 
 
 NEXT = """
