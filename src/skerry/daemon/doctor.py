@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import json
 import os
 import platform
@@ -28,6 +27,7 @@ from skerry.guest.channel import Channel, Start
 from skerry.host import plan, seccomp
 from skerry.host.cgroups import CgroupManager
 from skerry.host.launcher import Helper, attempt
+from skerry.host.readback import landlock
 from skerry.host.volumes import Volumes
 from skerry.images.store import ImageStore
 from skerry.policy import Limits, Policy, format_size
@@ -36,8 +36,6 @@ from skerry.settings import Home
 OK, WARNING, FAILURE = "ok", "warning", "failure"
 SPACE_WANTED = 4 << 30
 ENVIRONMENT_ID = "doctor000000"
-_LANDLOCK_CREATE_RULESET = 444
-_LANDLOCK_CREATE_RULESET_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +144,8 @@ def _seccomp() -> Check:
 
 
 def _landlock() -> Check:
-    libc = ctypes.CDLL(None, use_errno=True)
-    abi = libc.syscall(
-        _LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(_LANDLOCK_CREATE_RULESET_VERSION)
-    )
-    if abi < 1:
-        reason = os.strerror(ctypes.get_errno())
+    abi, reason = landlock()
+    if not abi:
         return Check(
             "landlock", WARNING, f"not available: {reason}", "boot with lsm=landlock,... (one layer less)"
         )

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import os
+
 from skerry.models import Enforcement
 
+_LANDLOCK_CREATE_RULESET = 444
+_LANDLOCK_ASK_VERSION = 1
 _STATUS = {
     "no_new_privs": ("NoNewPrivs", "1", "no_new_privs: setuid programs and file capabilities have no effect"),
     "seccomp": ("Seccomp", "2", "a seccomp filter"),
@@ -13,6 +19,16 @@ _STATUS = {
         "an empty bounding set: nothing inside can gain a capability",
     ),
 }
+
+
+@functools.cache
+def landlock() -> tuple[int, str]:
+    """(the ABI that this kernel has, or 0, and why not)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    abi = libc.syscall(
+        _LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(_LANDLOCK_ASK_VERSION)
+    )
+    return (abi, "") if abi >= 1 else (0, os.strerror(ctypes.get_errno()))
 
 
 def protections(pid: int, profile: str) -> list[Enforcement]:
@@ -28,4 +44,11 @@ def protections(pid: int, profile: str) -> list[Enforcement]:
         on = value == wanted
         shown = profile if name == "seccomp" and on else "on" if on else f"{key} is {value or 'unknown'}"
         rows.append(Enforcement(name, on, shown, by if on else "the kernel says otherwise"))
+    abi, reason = landlock()
+    if abi:
+        rows.append(
+            Enforcement("landlock", True, f"ABI {abi}", "a ruleset; the kernel does not show it again")
+        )
+    else:
+        rows.append(Enforcement("landlock", False, "", f"this kernel has none: {reason}"))
     return rows
