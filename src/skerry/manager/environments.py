@@ -389,10 +389,11 @@ class EnvironmentManager:
 
     def _purge(self) -> None:
         old = self._clock.time() - REMEMBER_FOR
-        for environment in list(self._ended.values()):
-            if environment.ended_at >= old and len(self._ended) <= REMEMBER_MAX:
+        while self._ended:
+            first = next(iter(self._ended.values()))
+            if first.ended_at >= old and len(self._ended) <= REMEMBER_MAX:
                 break
-            del self._ended[environment.id]
+            del self._ended[first.id]
 
     def _gone(self, environment: Environment) -> EnvironmentEnded:
         reason = environment.reason or "deleted"

@@ -154,6 +154,8 @@ class Execution:
                 async for stream, data in self._process.output():
                     await self._emit(stream, data)
                 exit = await self._process.wait()
+                if self._killer is not None:
+                    await self._process.kill()  # its end is not the end of what it started
         except GuestFailed as error:
             lost = error.message
         except BaseException:
