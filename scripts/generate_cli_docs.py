@@ -6,7 +6,6 @@ python scripts/generate_cli_docs.py --check    fail when it is not what would be
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import sys
 from pathlib import Path
@@ -15,25 +14,25 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from skerry import cli  # noqa: E402
-from skerry.cli.parser import Parser  # noqa: E402
+from skerry.cli.parser import Argument, Parser  # noqa: E402
 
 TARGET = ROOT / "docs" / "cli.md"
 
 
-def argument(action: argparse.Action) -> str:
-    """One argument as a line of a list."""
-    if not action.option_strings:
-        return f"- `{action.metavar}`: {action.help}"
-    value = "" if action.nargs == 0 else f" {action.metavar}"
-    return "- " + ", ".join(f"`{option}{value}`" for option in action.option_strings) + f": {action.help}"
+def option(argument: Argument) -> str:
+    """One option as a line of a list."""
+    value = f" {argument.takes}" if argument.takes else ""
+    return "- " + ", ".join(f"`{name}{value}`" for name in argument.names) + f": {argument.help}"
 
 
 def section(name: str) -> str:
     verb = cli.load(name)
     parser = Parser(name, verb)
     parts = [f"## {name}", verb.text, f"```\n{verb.usage}\n```"]
-    if parser.listed:
-        parts.append("\n".join(argument(action) for action in parser.listed))
+    lines = [f"- `{argument.takes}`: {argument.help}" for argument in parser.positional]
+    lines += [option(argument) for argument in parser.options]
+    if lines:
+        parts.append("\n".join(lines))
     parts.append(f"Example: `{verb.example}`")
     return "\n\n".join(parts)
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,10 +74,6 @@ def test_the_public_names() -> None:
         assert getattr(skerry, name) is not None
     with pytest.raises(AttributeError):
         skerry.nothing  # noqa: B018
-
-
-def test_the_version_is_the_package_s() -> None:
-    assert skerry.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
 @pytest.mark.parametrize("module", ["skerry", "skerry.cli.run", "skerry.client.sync.transport"])

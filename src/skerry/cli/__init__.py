@@ -17,7 +17,7 @@ from skerry.errors import InvalidRequest, SkerryError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from types import SimpleNamespace
 
     from skerry.cli.parser import Verb
 
@@ -49,34 +49,49 @@ USAGE = "skerry VERB [OPTIONS] [ARGUMENTS]"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command line; returns the exit code."""
-    words = sys.argv[1:] if argv is None else argv
-    args: Namespace | None = None
+    """Run one command line; returns the exit code. As a program (without `argv`) it ends here."""
+    code = _run(sys.argv[1:] if argv is None else argv)
     try:
-        verb, args = _parse(words)
-        code = verb.main(args)
         sys.stdout.flush()
-    except SkerryError as error:
-        show_error(error, _wants_json(words, args))
-        code = 2 if error.status < 500 else 125
     except BrokenPipeError:
-        # Whoever read our output has left; the interpreter must not complain about it when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = 128 + 13
-    except OSError as error:  # a local file: everything about the daemon is a SkerryError
-        mistake = InvalidRequest(f"{error.filename or 'input/output'}: {error.strerror or error}")
-        show_error(mistake, _wants_json(words, args))
-        code = 2
-    except KeyboardInterrupt:
-        code = 128 + 2
+        code = _nobody_reads()
+    if argv is None:
+        sys.stderr.flush()
+        os._exit(code)  # taking the interpreter apart would be another 2 ms
     return code
 
 
-def _wants_json(words: list[str], args: Namespace | None) -> bool:
+def _run(words: list[str]) -> int:
+    args: SimpleNamespace | None = None
+    try:
+        verb, args = _parse(words)
+        return verb.main(args)
+    except SkerryError as error:
+        show_error(error, _wants_json(words, args))
+        return 2 if error.status < 500 else 125
+    except BrokenPipeError:
+        return _nobody_reads()
+    except OSError as error:  # a local file: everything about the daemon is a SkerryError
+        mistake = InvalidRequest(f"{error.filename or 'input/output'}: {error.strerror or error}")
+        show_error(mistake, _wants_json(words, args))
+        return 2
+    except KeyboardInterrupt:
+        return 128 + 2
+    except SystemExit as leaving:
+        return int(leaving.code or 0)
+
+
+def _nobody_reads() -> int:
+    """Whoever read our output has left: no reason to complain, now or when what is buffered gets flushed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 128 + 13
+
+
+def _wants_json(words: list[str], args: SimpleNamespace | None) -> bool:
     return bool(getattr(args, "json", False)) if args is not None else "--json" in words
 
 
-def _parse(words: list[str]) -> tuple[Verb, Namespace]:
+def _parse(words: list[str]) -> tuple[Verb, SimpleNamespace]:
     """The verb and its arguments. Raises InvalidRequest; SystemExit after having printed help."""
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
@@ -85,7 +100,7 @@ def _parse(words: list[str]) -> tuple[Verb, Namespace]:
         raise SystemExit(0)
     name, rest = ("version", words[1:]) if words[0] in ("-V", "--version") else _find(words)
     verb = load(name)
-    return verb, Parser(name, verb).parse_args(rest)
+    return verb, Parser(name, verb).parse(rest)
 
 
 def load(name: str) -> Verb:
@@ -108,7 +123,7 @@ def _find(words: list[str]) -> tuple[str, list[str]]:
     name = " ".join(words[:2]) if group else words[0]
     if name in VERBS:
         return name, words[2:]
-    raise InvalidRequest(f"skerry has no verb {name!r}", hint=suggest(name, VERBS, "see skerry --help"))
+    raise InvalidRequest(f"skerry has no verb {name!r}", hint=suggest(name, VERBS) or "see skerry --help")
 
 
 def _help(group: str) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-
 from skerry.cli.parser import Parser, Verb
 from skerry.cli.terminal import clean
-from skerry.errors import SkerryError
+from skerry.errors import InvalidRequest, SkerryError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+    from skerry.cli.parser import Argument
 
 _BASH = """\
 _skerry() {
-    mapfile -t COMPREPLY < <(skerry __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+    mapfile -t COMPREPLY < <(skerry __complete -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
 }
 complete -o default -F _skerry skerry
 """
@@ -18,7 +22,7 @@ _ZSH = """\
 #compdef skerry
 _skerry() {
     local -a found
-    found=("${(@f)$(skerry __complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    found=("${(@f)$(skerry __complete -- "${(@)words[2,CURRENT]}" 2>/dev/null)}")
     if [[ -n "${found[1]}" ]]; then compadd -a found; else _files; fi
 }
 compdef _skerry skerry
@@ -26,7 +30,7 @@ compdef _skerry skerry
 _FISH = """\
 function __skerry_complete
     set -l words (commandline -opc) (commandline -ct)
-    skerry __complete $words[2..-1] 2>/dev/null
+    skerry __complete -- $words[2..-1] 2>/dev/null
 end
 complete -c skerry -a '(__skerry_complete)'
 """
@@ -34,19 +38,21 @@ SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def _completion_arguments(parser: Parser) -> None:
-    parser.add("shell", choices=sorted(SCRIPTS), metavar="SHELL", help="bash, zsh or fish")
+    parser.argument("shell", "SHELL", "bash, zsh or fish", completes="shell")
 
 
-def _completion(args: argparse.Namespace) -> int:
+def _completion(args: SimpleNamespace) -> int:
+    if args.shell not in SCRIPTS:
+        raise InvalidRequest(f"there is no completion for {args.shell}", hint=f"known: {', '.join(SCRIPTS)}")
     print(SCRIPTS[args.shell], end="")
     return 0
 
 
 def _complete_arguments(parser: Parser) -> None:
-    parser.add("words", nargs=argparse.REMAINDER, metavar="WORD", help="what has been typed so far")
+    parser.argument("words", "WORD", "what has been typed so far", count="...")
 
 
-def _complete(args: argparse.Namespace) -> int:
+def _complete(args: SimpleNamespace) -> int:
     *before, current = args.words or [""]
     for word in candidates(before, current):
         if word.startswith(current):
@@ -72,45 +78,38 @@ def candidates(before: list[str], current: str) -> list[str]:
     parser = Parser(name, load(name))
     option, arguments = _place(parser, rest)
     if option is not None:
-        return _named(parser.completes.get(option.dest, ""))
-    if current.startswith("-") and not (arguments and _takes_command(parser)):
-        return [string for action in parser.listed for string in action.option_strings]
-    positionals = [action for action in parser.listed if not action.option_strings]
-    if not positionals:
+        return _named(option.completes)
+    if current.startswith("-") and not (arguments and parser.has_command):
+        return [string for argument in parser.options for string in argument.names]
+    if not parser.positional:
         return []
-    action = positionals[min(arguments, len(positionals) - 1)]
-    if action.choices:
-        return [str(choice) for choice in action.choices]
-    if arguments >= len(positionals) and action.nargs not in ("*", "+"):
+    last = len(parser.positional) - 1
+    argument = parser.positional[min(arguments, last)]
+    if arguments > last and argument.count not in ("*", "+"):
         return []
-    found = _named(parser.completes.get(action.dest, ""))
+    found = _named(argument.completes)
     return [f"{word}:" for word in found] if name == "cp" else found
 
 
-def _place(parser: Parser, words: list[str]) -> tuple[argparse.Action | None, int]:
+def _place(parser: Parser, words: list[str]) -> tuple[Argument | None, int]:
     """The option that still waits for its value, or else how many arguments there have been."""
-    options = {string: action for action in parser.listed for string in action.option_strings}
-    waiting: argparse.Action | None = None
+    waiting: Argument | None = None
     arguments = 0
     for word in words:
         if waiting is not None:
             waiting = None
-        elif word.startswith("-") and not (arguments and _takes_command(parser)):
-            action = options.get(word)
-            waiting = action if action is not None and action.nargs != 0 else None
+        elif word.startswith("-") and not (arguments and parser.has_command):
+            option = parser.find(word)
+            waiting = option if option is not None and option.takes else None
         else:
             arguments += 1
     return waiting, arguments
 
 
-def _takes_command(parser: Parser) -> bool:
-    return any(action.nargs == argparse.REMAINDER for action in parser.listed)
-
-
 def _named(kind: str) -> list[str]:
     """Names of this kind that the daemon knows. It is not started for this."""
-    if not kind:
-        return []
+    if kind in ("", "shell"):
+        return list(SCRIPTS) if kind else []
     from skerry.client.sync.transport import Transport
 
     try:

@@ -6,7 +6,8 @@ import os
 import posixpath
 import sys
 
-from skerry.cli.parser import Verb, path_of
+from skerry.cli.options import path_of
+from skerry.cli.parser import Verb
 from skerry.cli.terminal import clean, say
 from skerry.client.archive import BLOCK, is_contents
 from skerry.client.sync.files import Files
@@ -15,18 +16,18 @@ from skerry.errors import FileMissing, InvalidRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
+    from types import SimpleNamespace
 
     from skerry.cli.parser import Parser
 
 
 def _cp_arguments(parser: Parser) -> None:
-    parser.add("source", metavar="SOURCE", completes="environment", help="ENV:PATH, or a local path, or -")
-    parser.add("target", metavar="TARGET", completes="environment", help="ENV:PATH, or a local path, or -")
+    parser.argument("source", "SOURCE", "ENV:PATH, or a local path, or -", completes="environment")
+    parser.argument("target", "TARGET", "ENV:PATH, or a local path, or -", completes="environment")
 
 
-def _cp(args: argparse.Namespace) -> int:
+def _cp(args: SimpleNamespace) -> int:
     source, target = _split(args.source), _split(args.target)
     if (source is None) == (target is None):
         raise InvalidRequest("one of the two must be in an environment", hint="write ENV:PATH for that one")

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import time
 
-from skerry.cli.parser import Verb, add_environment_options, add_json, environment_request, path_of
+from skerry.cli.options import (
+    add_environment,
+    add_json,
+    add_limits,
+    add_variables,
+    environment_request,
+    path_of,
+)
+from skerry.cli.parser import Verb
 from skerry.cli.terminal import ago, clean, say, show_error, show_json, show_table
 from skerry.client.sync.transport import Transport
 from skerry.errors import InvalidRequest, SkerryError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
+    from types import SimpleNamespace
     from typing import Any
 
     from skerry.cli.parser import Parser
 
 
 def _create_arguments(parser: Parser) -> None:
-    parser.add("-e", "--env", metavar="NAME=VALUE", action="append", default=[], help="set a variable inside")
-    add_environment_options(parser)
+    add_variables(parser)
+    add_limits(parser)
     add_json(parser)
 
 
-def _create(args: argparse.Namespace) -> int:
+def _create(args: SimpleNamespace) -> int:
     info = Transport().call("POST", "/environments", json=environment_request(args))
     if args.json:
         show_json(info)
@@ -33,12 +41,12 @@ def _create(args: argparse.Namespace) -> int:
 
 
 def _ls_arguments(parser: Parser) -> None:
-    parser.add("-a", "--all", action="store_true", help="also those that ended in the last day")
-    parser.add("-q", "--quiet", action="store_true", help="only ids")
+    parser.option("-a", "--all", help="also those that ended in the last day")
+    parser.option("-q", "--quiet", help="only ids")
     add_json(parser)
 
 
-def _ls(args: argparse.Namespace) -> int:
+def _ls(args: SimpleNamespace) -> int:
     found = Transport().call("GET", "/environments", query={"all": args.all or None})["environments"]
     if args.json:
         show_json(found)
@@ -66,11 +74,11 @@ def _ls(args: argparse.Namespace) -> int:
 
 
 def _info_arguments(parser: Parser) -> None:
-    parser.add("environment", metavar="ENV", completes="environment", help="id, beginning of an id, or name")
+    add_environment(parser)
     add_json(parser)
 
 
-def _info(args: argparse.Namespace) -> int:
+def _info(args: SimpleNamespace) -> int:
     info = Transport().call("GET", path_of(args.environment))
     if args.json:
         show_json(info)
@@ -95,13 +103,13 @@ def _value(key: str, value: Any) -> str:
 
 
 def _rm_arguments(parser: Parser) -> None:
-    parser.add("-f", "--force", action="store_true", help="say nothing about those that do not exist")
-    parser.add("--all", action="store_true", help="delete every environment")
-    parser.add("environments", metavar="ENV", nargs="*", completes="environment", help="ids or names")
+    parser.option("-f", "--force", help="say nothing about those that do not exist")
+    parser.option("--all", help="delete every environment")
+    parser.argument("environments", "ENV", "ids or names", count="*", completes="environment")
     add_json(parser)
 
 
-def _rm(args: argparse.Namespace) -> int:
+def _rm(args: SimpleNamespace) -> int:
     """Deletes what it can; the exit code tells of the last one that failed."""
     if bool(args.environments) == args.all:
         raise InvalidRequest("name the environments, or say --all")

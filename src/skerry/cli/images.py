@@ -6,7 +6,8 @@ import os
 import sys
 import time
 
-from skerry.cli.parser import Verb, add_json
+from skerry.cli.options import add_json
+from skerry.cli.parser import Verb
 from skerry.cli.terminal import ago, clean, show_json, show_table
 from skerry.client.http1 import quote
 from skerry.client.sync.client import Client
@@ -14,18 +15,18 @@ from skerry.policy import format_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
+    from types import SimpleNamespace
 
     from skerry.cli.parser import Parser
     from skerry.models import ImageInfo
 
 
 def _ls_arguments(parser: Parser) -> None:
-    parser.add("-q", "--quiet", action="store_true", help="only names")
+    parser.option("-q", "--quiet", help="only names")
     add_json(parser)
 
 
-def _ls(args: argparse.Namespace) -> int:
+def _ls(args: SimpleNamespace) -> int:
     answer = Client().transport.call("GET", "/images")
     if args.json:
         show_json(answer)
@@ -55,25 +56,23 @@ def _ls(args: argparse.Namespace) -> int:
 
 
 def _build_arguments(parser: Parser) -> None:
-    parser.add("name", metavar="NAME", completes="definition", help="name of a definition")
+    parser.argument("name", "NAME", "name of a definition", completes="definition")
     add_json(parser)
 
 
-def _build(args: argparse.Namespace) -> int:
+def _build(args: SimpleNamespace) -> int:
     with _Progress() as progress:
         image = Client().build_image(args.name, progress.show)
     return _show_image(image, args.json)
 
 
 def _import_arguments(parser: Parser) -> None:
-    parser.add(
-        "archive", metavar="ARCHIVE", help="a root filesystem tar, an OCI layout, or a docker save archive"
-    )
-    parser.add("name", metavar="NAME", help="what to call it")
+    parser.argument("archive", "ARCHIVE", "a root filesystem tar, an OCI layout, or a docker save archive")
+    parser.argument("name", "NAME", "what to call it")
     add_json(parser)
 
 
-def _import(args: argparse.Namespace) -> int:
+def _import(args: SimpleNamespace) -> int:
     with _Progress() as progress:
         image = Client().import_image(args.archive, args.name, progress.show)
     return _show_image(image, args.json)
@@ -88,20 +87,20 @@ def _show_image(image: ImageInfo, as_json: bool) -> int:
 
 
 def _inspect_arguments(parser: Parser) -> None:
-    parser.add("name", metavar="NAME", completes="image", help="name or digest")
+    parser.argument("name", "NAME", "name or digest", completes="image")
     add_json(parser)
 
 
-def _inspect(args: argparse.Namespace) -> int:
+def _inspect(args: SimpleNamespace) -> int:
     show_json(Client().transport.call("GET", f"/images/{quote(args.name)}"))
     return 0
 
 
 def _rm_arguments(parser: Parser) -> None:
-    parser.add("names", metavar="NAME", nargs="+", completes="image", help="names or digests")
+    parser.argument("names", "NAME", "names or digests", count="+", completes="image")
 
 
-def _rm(args: argparse.Namespace) -> int:
+def _rm(args: SimpleNamespace) -> int:
     client = Client()
     for name in args.names:
         client.remove_image(name)

@@ -6,25 +6,26 @@ import codecs
 import os
 import sys
 
-from skerry.cli.parser import Verb, add_json, path_of
+from skerry.cli.options import add_environment, add_json, path_of
+from skerry.cli.parser import Verb
 from skerry.cli.terminal import clean_text
 from skerry.client.sync.transport import Transport
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
+    from types import SimpleNamespace
 
     from skerry.cli.parser import Parser
 
 
 def _logs_arguments(parser: Parser) -> None:
-    parser.add("-f", "--follow", action="store_true", help="stay for what is still to come")
-    parser.add("environment", metavar="ENV", completes="environment", help="id, beginning of an id, or name")
-    parser.add("execution", metavar="EXECUTION", nargs="?", help="only of this execution")
+    parser.option("-f", "--follow", help="stay for what is still to come")
+    add_environment(parser)
+    parser.argument("execution", "EXECUTION", "only of this execution", count="?")
     add_json(parser)
 
 
-def _logs(args: argparse.Namespace) -> int:
+def _logs(args: SimpleNamespace) -> int:
     import json
 
     from skerry.models import decode_bytes

@@ -1,9 +1,12 @@
-"""Options, as argparse reads them, with Docker's habits: they end at the first argument that is not one."""
+"""Command lines, read with Docker's habits: where a command follows, options end at the first other word.
+
+argparse would do, but importing it and telling it of thirty options takes a tenth of the time of `skerry run`;
+and it looks for options in the words that belong to the command.
+"""
 
 from __future__ import annotations
 
-import argparse
-import os
+from types import SimpleNamespace
 
 from skerry.errors import InvalidRequest
 
@@ -11,6 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
+
+    Convert = Callable[[str], Any]
 
 
 class Verb:
@@ -24,7 +29,7 @@ class Verb:
         text: str,
         example: str,
         arguments: Callable[[Parser], None],
-        main: Callable[[argparse.Namespace], int],
+        main: Callable[[SimpleNamespace], int],
     ) -> None:
         self.usage = usage
         self.text = text
@@ -33,130 +38,170 @@ class Verb:
         self.main = main
 
 
-class Parser(argparse.ArgumentParser):
-    """The parser of one verb. Mistakes raise InvalidRequest.
+class Argument:
+    """An option (its names begin with dashes) or an argument by position.
 
-    `listed` are its arguments, for documentation and completion; `completes` says what an argument names:
-    `environment`, `image` or `definition`.
+    `takes` is "" for a flag, else what its value is called. `completes` says what is named by it: `environment`,
+    `image` or `definition`. `count` says how often a positional argument comes: "1", "?", "*", "+", or "...",
+    which takes all words that follow, whatever they look like.
     """
 
+    __slots__ = ("completes", "convert", "count", "help", "key", "names", "repeated", "takes")
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        takes: str,
+        help: str,
+        convert: Convert,
+        repeated: bool,
+        count: str,
+        completes: str,
+    ) -> None:
+        self.names = names
+        self.takes = takes
+        self.help = help
+        self.convert = convert
+        self.repeated = repeated
+        self.count = count
+        self.completes = completes
+        self.key = names[-1].lstrip("-").replace("-", "_")
+
+    @property
+    def default(self) -> Any:
+        if self.repeated or self.count in ("*", "+", "..."):
+            return []
+        return None if self.takes else False
+
+
+class Parser:
+    """The arguments of one verb. Mistakes raise InvalidRequest."""
+
+    __slots__ = ("_by_name", "fixed", "name", "options", "positional", "verb")
+
     def __init__(self, name: str, verb: Verb) -> None:
-        self.listed: list[argparse.Action] = []
-        self.completes: dict[str, str] = {}
-        super().__init__(
-            prog=f"skerry {name}",
-            usage=verb.usage,
-            description=verb.text,
-            epilog=f"example: {verb.example}",
-            formatter_class=_Formatter,
-            allow_abbrev=False,
-        )
+        self.name = name
+        self.verb = verb
+        self.options: list[Argument] = []
+        self.positional: list[Argument] = []
+        self.fixed: dict[str, Any] = {}
+        """Values that the verb gives itself, for arguments that it has not."""
+        self._by_name: dict[str, Argument] = {}
         verb.arguments(self)
 
-    def add(self, *names: str, completes: str = "", **options: Any) -> None:
-        """`add_argument`, and a note of it."""
-        action = self.add_argument(*names, **options)
-        self.listed.append(action)
-        if completes:
-            self.completes[action.dest] = completes
+    def option(
+        self,
+        *names: str,
+        help: str,
+        takes: str = "",
+        convert: Convert = str,
+        repeated: bool = False,
+        completes: str = "",
+    ) -> None:
+        argument = Argument(names, takes, help, convert, repeated, "", completes)
+        self.options.append(argument)
+        self._by_name |= dict.fromkeys(names, argument)
 
-    def command(self) -> None:
-        """The command to run: everything from the first argument that is no option, or after `--`."""
-        self.add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the program and its arguments")
+    def argument(self, name: str, takes: str, help: str, *, count: str = "1", completes: str = "") -> None:
+        self.positional.append(Argument((name,), takes, help, str, False, count, completes))
 
-    def error(self, message: str) -> Any:
-        raise InvalidRequest(message, hint=f"see {self.prog} --help")
+    @property
+    def has_command(self) -> bool:
+        return bool(self.positional) and self.positional[-1].count == "..."
+
+    def find(self, name: str) -> Argument | None:
+        """The option of this name."""
+        return self._by_name.get(name)
+
+    def parse(self, words: list[str]) -> SimpleNamespace:
+        """The values by name. Prints help and raises SystemExit when that is asked for."""
+        values = {argument.key: argument.default for argument in (*self.options, *self.positional)}
+        others: list[str] = []
+        marked = False
+        todo = words[::-1]
+        while todo:
+            word = todo.pop()
+            if word == "--":
+                others += todo[::-1]
+                marked = True
+                break
+            if not word.startswith("-") or word == "-":
+                others.append(word)
+                if self.has_command:
+                    others += todo[::-1]
+                    break
+            elif word in ("-h", "--help"):
+                print(self.help())
+                raise SystemExit(0)
+            else:
+                self._take_option(word, todo, values)
+        self._take_positional(others, values, marked)
+        return SimpleNamespace(**values, **self.fixed)
+
+    def _take_option(self, word: str, todo: list[str], values: dict[str, Any]) -> None:
+        """One option, with its value from the same word or the next. Short ones may stand together: -it."""
+        value: str | None
+        if word.startswith("--"):
+            name, equals, text = word.partition("=")
+            value = text if equals else None
+        else:
+            name, value = word[:2], word[2:] or None
+        argument = self.find(name)
+        if argument is None:
+            raise self._mistake(f"there is no option {name}", suggest(name, self._by_name))
+        if not argument.takes:
+            if value is not None and word.startswith("--"):
+                raise self._mistake(f"{name} takes no value")
+            if value is not None:
+                todo.append(f"-{value}")
+            values[argument.key] = True
+            return
+        if value is None:
+            if not todo:
+                raise self._mistake(f"{name} needs a value: {argument.takes}")
+            value = todo.pop()
+        try:
+            converted = argument.convert(value)
+        except ValueError:
+            raise self._mistake(f"{name} takes {argument.takes}, not {value!r}") from None
+        if argument.repeated:
+            values[argument.key].append(converted)
+        else:
+            values[argument.key] = converted
+
+    def _take_positional(self, words: list[str], values: dict[str, Any], marked: bool) -> None:
+        """Spread the words that are no options. `marked`: a `--` came before them, so another is a word."""
+        for argument in self.positional:
+            if argument.count in ("*", "+", "..."):
+                if argument.count == "..." and words[:1] == ["--"] and not marked:
+                    words = words[1:]
+                if argument.count == "+" and not words:
+                    raise self._mistake(f"{argument.takes} is missing")
+                values[argument.key], words = words, []
+            elif words:
+                values[argument.key], words = words[0], words[1:]
+            elif argument.count == "1":
+                raise self._mistake(f"{argument.takes} is missing")
+        if words:
+            raise self._mistake(f"{words[0]!r} is too much")
+
+    def _mistake(self, message: str, hint: str = "") -> InvalidRequest:
+        return InvalidRequest(message, hint=hint or f"see skerry {self.name} --help")
+
+    def help(self) -> str:
+        rows = [
+            (", ".join(argument.names) + (f" {argument.takes}" if argument.takes else ""), argument.help)
+            for argument in self.options
+        ]
+        arguments = [(argument.takes, argument.help) for argument in self.positional]
+        lines = [f"usage: {self.verb.usage}", "", self.verb.text, ""]
+        lines += [f"  {left:28} {right}" for left, right in [*arguments, *rows, ("-h, --help", "show this")]]
+        return "\n".join([*lines, "", f"example: {self.verb.example}"])
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """argparse makes one for every argument it is told of, and would import shutil to learn the width."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=_width())
-
-
-def _width() -> int:
-    try:
-        return min(os.get_terminal_size(1).columns, 110)
-    except OSError:
-        return 100
-
-
-def suggest(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """A hint for a word that is none of the known ones."""
+def suggest(word: str, known: Iterable[str]) -> str:
+    """A hint for a word that is none of the known ones, when one of those is close."""
     from difflib import get_close_matches
 
-    close = get_close_matches(word, [name for name in known if not name.startswith("_")], n=1)
-    return f"did you mean {close[0]!r}?" if close else otherwise
-
-
-def add_json(parser: Parser) -> None:
-    parser.add("--json", action="store_true", help="print JSON, errors too")
-
-
-def add_environment_options(parser: Parser) -> None:
-    """What a new environment is made with."""
-    parser.add("--image", metavar="IMAGE", completes="image", help="image to start from (default: host)")
-    parser.add("--name", metavar="NAME", help="a name for the environment")
-    parser.add("-m", "--memory", metavar="SIZE", help="memory limit, e.g. 512m")
-    parser.add("--cpus", metavar="N", type=float, help="cores, e.g. 0.5")
-    parser.add("--pids", metavar="N", type=int, help="most processes at once")
-    parser.add("--fds", metavar="N", type=int, help="most open files of a process")
-    parser.add("--disk", metavar="SIZE", help="size of /workspace, e.g. 2g")
-    parser.add("--inodes", metavar="N", type=int, help="most files in /workspace")
-    parser.add("--lifetime", metavar="SECONDS", type=float, help="delete it after this long")
-    parser.add("--idle", metavar="SECONDS", type=float, help="delete it after this long without activity")
-    parser.add("--isolation", metavar="KIND", help="at least this isolation: namespace, gvisor, microvm")
-    parser.add("--profile", metavar="NAME", help="system call profile: default, strict, debug")
-    parser.add("--network", metavar="KIND", help="network access (default: none)")
-    parser.add("--workspace", metavar="KIND", help="where /workspace is kept: auto, disk, memory")
-
-
-_ENVIRONMENT = (
-    "image",
-    "name",
-    "memory",
-    "cpus",
-    "pids",
-    "fds",
-    "disk",
-    "inodes",
-    "lifetime",
-    "idle",
-    "isolation",
-    "profile",
-    "network",
-    "workspace",
-)
-
-
-def environment_request(args: argparse.Namespace) -> dict[str, Any]:
-    """The body of POST /environments for these arguments."""
-    given = {name: getattr(args, name) for name in _ENVIRONMENT}
-    request = {name: value for name, value in given.items() if value is not None}
-    if variables := parse_variables(args.env):
-        request["env"] = variables
-    return request
-
-
-def parse_variables(pairs: list[str]) -> dict[str, str]:
-    """Variables from `NAME=VALUE`, or `NAME` for the value that it has here. Raises InvalidRequest."""
-    variables: dict[str, str] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not name:
-            raise InvalidRequest(f"-e {pair!r} has no name", hint="write -e NAME=VALUE")
-        if equals:
-            variables[name] = value
-        elif name in os.environ:
-            variables[name] = os.environ[name]
-    return variables
-
-
-def path_of(ref: str) -> str:
-    """The URL path of an environment. Raises InvalidRequest."""
-    from skerry.client.http1 import quote
-
-    if not ref:
-        raise InvalidRequest("an environment needs an id or a name")
-    return f"/environments/{quote(ref)}"
+    close = get_close_matches(word, [name for name in known if not name.startswith("__")], n=1)
+    return f"did you mean {close[0]!r}?" if close else ""

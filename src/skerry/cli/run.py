@@ -6,21 +6,23 @@ import os
 import sys
 
 from skerry.cli.attach import Signals, attach
-from skerry.cli.parser import (
-    Verb,
-    add_environment_options,
+from skerry.cli.options import (
+    add_environment,
     add_json,
+    add_limits,
+    add_variables,
     environment_request,
     parse_variables,
     path_of,
 )
+from skerry.cli.parser import Verb
 from skerry.cli.terminal import say, show_json
 from skerry.client.sync.transport import Transport
 from skerry.errors import InvalidRequest, SkerryError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
+    from types import SimpleNamespace
     from typing import Any
 
     from skerry.cli.parser import Parser
@@ -30,52 +32,62 @@ RUN_IDLE_SECONDS = 60
 SHELL = ["sh", "-c", "command -v bash >/dev/null && exec bash; exec sh"]
 
 
-def _add_command_options(parser: Parser) -> None:
-    parser.add("-i", "--interactive", action="store_true", help="pass stdin on (else it is empty)")
-    parser.add("-t", "--tty", action="store_true", help="give the command a terminal")
-    parser.add("-e", "--env", metavar="NAME=VALUE", action="append", default=[], help="set a variable")
-    parser.add("-w", "--workdir", metavar="DIR", help="directory to run in (default: /workspace)")
-    parser.add("-u", "--user", metavar="USER", help="appuser (default) or root")
-    parser.add("--timeout", metavar="SECONDS", type=float, help="kill the command after this long")
+def _add_place(parser: Parser) -> None:
+    add_variables(parser)
+    parser.option("-w", "--workdir", takes="DIR", help="directory to run in (default: /workspace)")
+    parser.option("-u", "--user", takes="USER", help="appuser (default) or root")
+
+
+def _add_streams(parser: Parser) -> None:
+    parser.option("-i", "--interactive", help="pass stdin on (else it is empty)")
+    parser.option("-t", "--tty", help="give the command a terminal")
+    parser.option("--timeout", takes="SECONDS", convert=float, help="kill the command after this long")
     add_json(parser)
 
 
+def _add_command(parser: Parser) -> None:
+    parser.argument("command", "COMMAND", "the program and its arguments", count="...")
+
+
 def _run_arguments(parser: Parser) -> None:
-    _add_command_options(parser)
-    add_environment_options(parser)
-    parser.add("--rm", action="store_true", help="the default; accepted for habit's sake")
-    parser.add("--keep", action="store_true", help="do not remove the environment afterwards")
-    parser.command()
+    _add_streams(parser)
+    _add_place(parser)
+    add_limits(parser)
+    parser.option("--rm", help="the default; accepted for habit's sake")
+    parser.option("--keep", help="do not remove the environment afterwards")
+    _add_command(parser)
 
 
 def _exec_arguments(parser: Parser) -> None:
-    _add_command_options(parser)
-    parser.add(
-        "-d", "--detach", action="store_true", help="start it, print its execution id, and leave it running"
-    )
-    parser.add("environment", metavar="ENV", completes="environment", help="id, beginning of an id, or name")
-    parser.command()
+    _add_streams(parser)
+    _add_place(parser)
+    parser.option("-d", "--detach", help="start it, print its execution id, and leave it running")
+    add_environment(parser)
+    _add_command(parser)
 
 
 def _shell_arguments(parser: Parser) -> None:
-    parser.add("-e", "--env", metavar="NAME=VALUE", action="append", default=[], help="set a variable")
-    parser.add("-w", "--workdir", metavar="DIR", help="directory to begin in (default: /workspace)")
-    parser.add("-u", "--user", metavar="USER", help="appuser (default) or root")
-    add_environment_options(parser)
-    parser.add(
-        "environment", metavar="ENV", nargs="?", completes="environment", help="none: a throw-away one"
-    )
-    parser.set_defaults(interactive=True, timeout=None, json=False, keep=False, detach=False, command=SHELL)
+    _add_place(parser)
+    add_limits(parser)
+    parser.argument("environment", "ENV", "none: a throw-away one", count="?", completes="environment")
+    parser.fixed = {
+        "interactive": True,
+        "timeout": None,
+        "json": False,
+        "keep": False,
+        "detach": False,
+        "command": SHELL,
+    }
 
 
-def _argv(args: argparse.Namespace) -> list[str]:
-    argv: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
+def _argv(args: SimpleNamespace) -> list[str]:
+    argv: list[str] = args.command
     if not argv:
         raise InvalidRequest("no command given", hint="write it at the end: -- python3 -c 'print(1)'")
     return argv
 
 
-def _request(args: argparse.Namespace, argv: list[str], variables: dict[str, str]) -> dict[str, Any]:
+def _request(args: SimpleNamespace, argv: list[str], variables: dict[str, str]) -> dict[str, Any]:
     """What the options say about the command."""
     request: dict[str, Any] = {"argv": argv}
     for name, value in (("cwd", args.workdir), ("user", args.user), ("env", variables)):
@@ -84,7 +96,7 @@ def _request(args: argparse.Namespace, argv: list[str], variables: dict[str, str
     return request
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: SimpleNamespace) -> int:
     argv = _argv(args)
     wanted = environment_request(args)
     if not args.keep:
@@ -103,7 +115,7 @@ def _run(args: argparse.Namespace) -> int:
                 _delete(transport, ref)
 
 
-def _exec(args: argparse.Namespace) -> int:
+def _exec(args: SimpleNamespace) -> int:
     request = _request(args, _argv(args), parse_variables(args.env))
     transport, path = Transport(), path_of(args.environment)
     if args.detach:
@@ -116,7 +128,7 @@ def _exec(args: argparse.Namespace) -> int:
         return _command(args, transport, path, request, signals)
 
 
-def _shell(args: argparse.Namespace) -> int:
+def _shell(args: SimpleNamespace) -> int:
     args.tty = os.isatty(0) and os.isatty(1)
     if args.environment is None:
         return _run(args)
@@ -127,13 +139,13 @@ def _shell(args: argparse.Namespace) -> int:
     return _exec(args)
 
 
-def _check_terminal(args: argparse.Namespace) -> None:
+def _check_terminal(args: SimpleNamespace) -> None:
     if args.tty and args.interactive and not os.isatty(0):
         raise InvalidRequest("stdin is not a terminal", hint="leave out -t")
 
 
 def _command(
-    args: argparse.Namespace, transport: Transport, path: str, request: dict[str, Any], signals: Signals
+    args: SimpleNamespace, transport: Transport, path: str, request: dict[str, Any], signals: Signals
 ) -> int:
     """Run the command and return its exit code."""
     if args.timeout:
@@ -149,7 +161,7 @@ def _command(
 
 
 def _captured(
-    args: argparse.Namespace, transport: Transport, path: str, request: dict[str, Any]
+    args: SimpleNamespace, transport: Transport, path: str, request: dict[str, Any]
 ) -> dict[str, Any]:
     """With --json the result comes as a whole, its output in it."""
     from skerry.models import encode_bytes

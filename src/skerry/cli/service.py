@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 
 from skerry import __version__
-from skerry.cli.parser import Verb, add_json
+from skerry.cli.options import add_json
+from skerry.cli.parser import Verb
 from skerry.cli.terminal import say, show_json
 from skerry.errors import DaemonUnavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import SimpleNamespace
+
     from skerry.cli.parser import Parser
 
 
@@ -25,7 +27,7 @@ def _doctor_arguments(parser: Parser) -> None:
     add_json(parser)
 
 
-def _doctor(args: argparse.Namespace) -> int:
+def _doctor(args: SimpleNamespace) -> int:
     return _become("skerry.daemon.doctor", *(["--json"] if args.json else []))
 
 
@@ -33,15 +35,15 @@ def _nothing(parser: Parser) -> None:
     pass
 
 
-def _serve(args: argparse.Namespace) -> int:
+def _serve(args: SimpleNamespace) -> int:
     return _become("skerry.daemon", "--foreground")
 
 
 def _stop_arguments(parser: Parser) -> None:
-    parser.add("-f", "--force", action="store_true", help="delete the environments that still live")
+    parser.option("-f", "--force", help="delete the environments that still live")
 
 
-def _stop(args: argparse.Namespace) -> int:
+def _stop(args: SimpleNamespace) -> int:
     from skerry.client.sync.client import Client
 
     if not Client().stop(args.force):
@@ -49,7 +51,7 @@ def _stop(args: argparse.Namespace) -> int:
     return 0
 
 
-def _version(args: argparse.Namespace) -> int:
+def _version(args: SimpleNamespace) -> int:
     from skerry.client.sync.transport import Transport
 
     try:

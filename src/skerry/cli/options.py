@@ -1,0 +1,98 @@
+"""Options that several verbs share, and what they mean for the daemon."""
+
+from __future__ import annotations
+
+import os
+
+from skerry.errors import InvalidRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+    from typing import Any
+
+    from skerry.cli.parser import Parser
+
+
+def add_json(parser: Parser) -> None:
+    parser.option("--json", help="print JSON, errors too")
+
+
+def add_environment(parser: Parser) -> None:
+    """An existing environment, by position."""
+    parser.argument("environment", "ENV", "id, beginning of an id, or name", completes="environment")
+
+
+def add_variables(parser: Parser) -> None:
+    parser.option(
+        "-e", "--env", takes="NAME=VALUE", repeated=True, help="set a variable; NAME alone: as it is here"
+    )
+
+
+def add_limits(parser: Parser) -> None:
+    """What a new environment is made with."""
+    option = parser.option
+    option("--image", takes="IMAGE", completes="image", help="image to start from (default: host)")
+    option("--name", takes="NAME", help="a name for the environment")
+    option("-m", "--memory", takes="SIZE", help="memory limit, e.g. 512m")
+    option("--cpus", takes="NUMBER", convert=float, help="cores, e.g. 0.5")
+    option("--pids", takes="NUMBER", convert=int, help="most processes at once")
+    option("--fds", takes="NUMBER", convert=int, help="most open files of a process")
+    option("--disk", takes="SIZE", help="size of /workspace, e.g. 2g")
+    option("--inodes", takes="NUMBER", convert=int, help="most files in /workspace")
+    option("--lifetime", takes="SECONDS", convert=float, help="delete it after this long")
+    option("--idle", takes="SECONDS", convert=float, help="delete it after this long without activity")
+    option("--isolation", takes="KIND", help="at least this: namespace, gvisor, microvm")
+    option("--profile", takes="NAME", help="system call profile: default, strict, debug")
+    option("--network", takes="KIND", help="network access (default: none)")
+    option("--workspace", takes="KIND", help="where /workspace is kept: auto, disk, memory")
+
+
+_LIMITS = (
+    "image",
+    "name",
+    "memory",
+    "cpus",
+    "pids",
+    "fds",
+    "disk",
+    "inodes",
+    "lifetime",
+    "idle",
+    "isolation",
+    "profile",
+    "network",
+    "workspace",
+)
+
+
+def environment_request(args: SimpleNamespace) -> dict[str, Any]:
+    """The body of POST /environments for these arguments. Raises InvalidRequest."""
+    given = {name: getattr(args, name) for name in _LIMITS}
+    request = {name: value for name, value in given.items() if value is not None}
+    if variables := parse_variables(args.env):
+        request["env"] = variables
+    return request
+
+
+def parse_variables(pairs: list[str]) -> dict[str, str]:
+    """Variables from `NAME=VALUE`, or `NAME` for the value that it has here. Raises InvalidRequest."""
+    variables: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name:
+            raise InvalidRequest(f"-e {pair!r} has no name", hint="write -e NAME=VALUE")
+        if equals:
+            variables[name] = value
+        elif name in os.environ:
+            variables[name] = os.environ[name]
+    return variables
+
+
+def path_of(ref: str) -> str:
+    """The URL path of an environment. Raises InvalidRequest."""
+    from skerry.client.http1 import quote
+
+    if not ref:
+        raise InvalidRequest("an environment needs an id or a name")
+    return f"/environments/{quote(ref)}"
