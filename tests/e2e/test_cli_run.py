@@ -240,5 +240,5 @@ def test_stop(home: Path) -> None:
 
 def test_doctor_and_serve_are_there() -> None:
     """They become other programs; that those exist is what can go wrong here."""
-    for module in ("skerry.daemon", "skerry.host.doctor"):
+    for module in ("skerry.daemon", "skerry.daemon.doctor"):
         subprocess.run([sys.executable, "-m", module, "--help"], check=True, stdout=subprocess.DEVNULL)
