@@ -1,0 +1,88 @@
+"""Environments to attack, whole ones and ones with a defence taken away: see box.py and keeper.py."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from scripts import build_native
+from tests import support
+from tests.security.box import MODES, Boxes, Keeper
+
+KEEPER = Path(__file__).parent / "keeper.py"
+ROOT = Path(__file__).parents[2]
+
+
+class _Keepers(dict[str, Keeper]):
+    """One for each mode, started when first asked for."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def __missing__(self, mode: str) -> Keeper:
+        if mode == "rootful" and os.geteuid() != 0:
+            support.missing("needs root")
+        other = mode == "rootless" and os.geteuid() == 0
+        home = self._stack.enter_context(support.temporary_home(support.NOBODY if other else None))
+        if other:
+            support.require("setpriv", "util-linux")
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="skerry-test-", dir="/tmp"))
+            nobody = support.Nobody(home, *support.python_for_nobody(Path(folder)))
+            argv, env = nobody.argv([nobody.python]), nobody.env
+        else:
+            argv, env = [sys.executable], {**os.environ, "SKERRY_HOME": str(home)}
+        # As text, since the file may be out of the other user's reach.
+        keeper = Keeper([*argv, "-c", KEEPER.read_text(), str(home)], env, str(home))
+        self._stack.callback(keeper.close)
+        self[mode] = keeper
+        return keeper
+
+
+@pytest.fixture(scope="session")
+def boxes() -> Iterator[Boxes]:
+    with ExitStack() as stack:
+        yield Boxes(_Keepers(stack))
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+Mutate = Callable[[str, str, str], Path]
+
+
+@pytest.fixture(scope="session")
+def mutate() -> Iterator[Mutate]:
+    """Build the helper with one defence edited out of its source: `mutate("guest.c", "what is there", "instead")`."""
+    made: dict[tuple[str, str, str], Path] = {}
+    toolchain = next(build_native.toolchains(), None)
+    with tempfile.TemporaryDirectory(prefix="skerry-test-", dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+
+        def build(file: str, old: str, new: str) -> Path:
+            if toolchain is None:
+                support.missing("no C compiler that links statically")
+            assert toolchain is not None
+            key = (file, old, new)
+            if key not in made:
+                place = folder / str(len(made))
+                shutil.copytree(build_native.SOURCES, place)
+                source = (place / file).read_text()
+                assert source.count(old) == 1, f"{file} has changed: {old!r} is in it {source.count(old)} times"
+                (place / file).write_text(source.replace(old, new))
+                done = toolchain.compile(sorted(place.glob("*.c")), place / "helper", "-O0", "-U_FORTIFY_SOURCE")
+                assert done.returncode == 0, done.stderr
+                made[key] = place / "helper"
+            return made[key]
+
+        yield build

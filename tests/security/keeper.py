@@ -1,0 +1,265 @@
+"""Environments for the tests of this folder, kept by a process of its own: root's, or another user's.
+
+Run as a script, it reads requests and writes answers, each a line of JSON; bytes travel as base64. What makes it
+different from the daemon is that it can leave out a defence: `create` takes a list of things to do without, and
+changes the plan (never the product) before the helper gets to see it.
+
+    <step>       every step of this name is left out of the plan: confine, drop, mask, readonly, seal, ...
+    landlock     Landlock with a rule that allows everything
+    seccomp      a filter that allows everything
+    own-proc     the host's /proc in place of one of its own
+    own-root     the stored tree that its / is, but writable
+    sealed       the helper runs from a memfd that can be written to
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skerry.backends.base import InstanceSpec
+from skerry.backends.namespace import NamespaceBackend
+from skerry.errors import SkerryError
+from skerry.guest import files
+from skerry.guest.channel import Channel, GuestProcess, Start
+from skerry.host import launcher, plan, seccomp
+from skerry.host.launcher import Step
+from skerry.images.store import ImageStore
+from skerry.manager.ids import new_id
+from skerry.policy import MIB, Limits, Policy
+
+ALLOW_ALL = struct.pack("<HBBI", 0x06, 0, 0, 0x7FFF0000)
+ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8", "HOME": "/workspace"}
+OUTPUT_MAX = 4 * MIB
+OTHERS = frozenset({"landlock", "seccomp", "own-proc", "own-root", "sealed"})
+
+
+def decode_steps(data: bytes) -> list[Step]:
+    """The reverse of launcher.encode_steps."""
+    steps: list[Step] = []
+    at = 0
+    while at < len(data):
+        (count,) = struct.unpack_from("<H", data, at)
+        at += 2
+        words = []
+        for _ in range(count):
+            end = data.index(b"\0", at)
+            words.append(data[at:end].decode("utf-8", "surrogateescape"))
+            at = end + 1
+        steps.append(tuple(words))
+    return steps
+
+
+def weaken(steps: list[Step], without: set[str], binds: list[tuple[str, str]]) -> list[Step]:
+    """The plan without some of its defences, and with parts of the host (source, name below /dev) added."""
+    unknown = without - OTHERS - {step[0] for step in steps}
+    assert not unknown, f"no such steps: {unknown}"
+    sources: list[Step] = []
+    places: list[Step] = []
+    if "own-proc" in without:
+        without = without | {"proc"}
+        sources.append(("tree", "61", "/proc", "rec"))
+        places.append(("place", "61", "proc"))
+    for slot, (source, name) in enumerate(binds, 56):
+        sources.append(("tree", str(slot), source, "rec"))
+        places += [("dir", f"dev/{name}", "0755"), ("place", str(slot), f"dev/{name}")]
+    if "landlock" in without:
+        at = next(i for i, step in enumerate(steps) if step[0] == "confine")
+        steps = [*steps[:at], ("allow", "/", "rw"), *steps[at:]]
+    if "own-root" in without:
+        at = next(i for i, step in enumerate(steps) if step[:2] == ("tree", "0"))
+        steps = [*steps[:at], (*steps[at][:3], "idmap"), *steps[at + 1 :]]
+    first = next(i for i, step in enumerate(steps) if step[0] == "newroot")
+    # There /dev is in place and not sealed, and what is masked below /proc comes after it.
+    proc = next(i for i, step in enumerate(steps) if step[0] == "proc")
+    steps = [*steps[:first], *sources, *steps[first:proc], *places, *steps[proc:]]
+    return [step for step in steps if step[0] not in without]
+
+
+class Keeper:
+    def __init__(self, home: str) -> None:
+        self._home = home
+        self._backend = NamespaceBackend(home)
+        self._image = ImageStore(Path(home, "images")).get("host")
+        self._channels: dict[str, Channel] = {}
+        self._processes: dict[str, GuestProcess] = {}
+        self._creating = asyncio.Lock()
+
+    async def create(
+        self,
+        without: list[str],
+        binds: list[tuple[str, str]],
+        helper: str | None,
+        profile: str,
+        limits: dict[str, Any],
+        workspace: str,
+    ) -> dict[str, Any]:
+        """A new environment: its id, and the host's pid of its process 1."""
+        id_ = new_id()
+        policy = Policy(profile=profile, limits=Limits(**limits), workspace=workspace)
+        async with self._creating:
+            restore = self._weaken(set(without), binds, helper)
+            try:
+                await self._backend.start(InstanceSpec(id_, self._image, policy))
+            finally:
+                restore()
+        self._channels[id_] = await Channel.open(await self._backend.connect(id_))
+        return {"id": id_, "pid": self._backend._live[id_].running.handle.pid}
+
+    def _weaken(
+        self, without: set[str], binds: list[tuple[str, str]], helper: str | None
+    ) -> Callable[[], None]:
+        backend, encode = self._backend, plan.Plan.encode
+        own_helper, own_filter = backend._helper, backend._filter
+        extra: list[int] = []
+
+        def weaker(self: plan.Plan) -> bytes:
+            return launcher.encode_steps(weaken(decode_steps(encode(self)), without, binds))
+
+        def restore() -> None:
+            plan.Plan.encode = encode  # type: ignore[method-assign]
+            backend._helper, backend._filter = own_helper, own_filter  # type: ignore[method-assign]
+            for fd in extra:
+                os.close(fd)
+
+        if without or binds:
+            plan.Plan.encode = weaker  # type: ignore[method-assign]
+        if helper is not None:
+            backend._helper = launcher.Helper(Path(helper))
+            extra.append(backend._helper.fd)
+        if "sealed" in without:
+            fd = os.memfd_create("skerry-guest", os.MFD_CLOEXEC)
+            os.write(fd, launcher.HELPER.read_bytes())
+            backend._helper = launcher.Helper.__new__(launcher.Helper)
+            # Executing a file that somebody has open for writing is refused.
+            backend._helper.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+            os.close(fd)
+            extra.append(backend._helper.fd)
+        if "seccomp" in without:
+            fd = os.memfd_create("skerry-all", os.MFD_CLOEXEC)
+            os.write(fd, ALLOW_ALL)
+            os.lseek(fd, 0, os.SEEK_SET)
+            extra.append(fd)
+            backend._filter = lambda profile: fd  # type: ignore[method-assign]
+        return restore
+
+    async def stop(self, id: str) -> None:
+        channel = self._channels.pop(id, None)
+        if channel is not None:
+            await channel.close()
+        await self._backend.stop(id)
+
+    async def begin(self, id: str, name: str, stdin: str | None, **options: Any) -> dict[str, Any]:
+        """Start something, to be known as `name`."""
+        options["env"] = {**ENV, **options.get("env", {})}
+        if options.get("pty") is not None:
+            options["pty"] = tuple(options["pty"])
+        process = await self._channels[id].start(Start(stdin=stdin is not None, **options))
+        if stdin is not None:
+            await process.write(base64.b64decode(stdin))
+            await process.close_stdin()
+        self._processes[name] = process
+        return {"pid": process.pid}
+
+    async def until(self, name: str, text: str) -> None:
+        """Return when it has written `text`, which is the last that it writes before it is finished."""
+        wanted, seen = base64.b64decode(text), b""
+        async for _, data in self._processes[name].output():
+            seen += data
+            if wanted in seen:
+                return
+        raise AssertionError(f"it ended after {seen!r}")
+
+    async def finish(self, name: str, seconds: float) -> dict[str, Any]:
+        """How it ended and what it wrote; what does not end in time is killed with all that it started."""
+        process = self._processes.pop(name)
+        streams = {1: bytearray(), 2: bytearray()}
+
+        async def collect() -> None:
+            async for stream, data in process.output():
+                streams[stream] += data[: max(0, OUTPUT_MAX - len(streams[stream]))]
+
+        reading = asyncio.ensure_future(collect())
+        late = False
+        try:
+            await asyncio.wait_for(asyncio.shield(reading), seconds)
+        except TimeoutError:
+            late = True
+            await process.kill()
+            await reading
+        end = await process.wait()
+        return {
+            "code": end.code,
+            "signal": end.signal,
+            "late": late,
+            "stdout": base64.b64encode(streams[1]).decode(),
+            "stderr": base64.b64encode(streams[2]).decode(),
+        }
+
+    async def kill(self, name: str) -> None:
+        await self._processes[name].kill()
+
+    async def write(self, id: str, path: str, data: str) -> None:
+        await self._channels[id].write(path, base64.b64decode(data))
+
+    async def read(self, id: str, path: str) -> str:
+        return base64.b64encode(await self._channels[id].read(path)).decode()
+
+    async def ping(self, id: str) -> None:
+        await self._channels[id].ping()
+
+    async def processes(self, id: str) -> list[dict[str, Any]]:
+        return [info._asdict() for info in await self._channels[id].processes()]
+
+    async def watch(self, id: str, name: str, path: str) -> None:
+        """Leave a watching applet running, to be known as `name`."""
+        self._processes[name] = (await files._Applet.start(self._channels[id], "watch", path)).process
+
+    async def usage(self, id: str) -> dict[str, Any]:
+        sample = self._backend.sample(id)
+        usage = await self._backend.usage(id)
+        return {"oom_kills": sample.oom_kills, "pids": usage.pids, "memory": usage.memory_bytes}
+
+    async def filter(self, profile: str) -> str:
+        return base64.b64encode(seccomp.compile_profile(profile)).decode()
+
+    async def close(self) -> None:
+        for id_ in list(self._channels):
+            await self.stop(id_)
+        await self._backend.close()
+
+
+async def _serve(home: str) -> None:
+    loop = asyncio.get_running_loop()
+    requests = asyncio.StreamReader(limit=64 * MIB)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(requests), sys.stdin)
+    keeper = Keeper(home)
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def answer(request: dict[str, Any]) -> None:
+        try:
+            result = await getattr(keeper, request["call"])(**request["arguments"])
+            reply: dict[str, Any] = {"number": request["number"], "result": result}
+        except SkerryError as error:
+            reply = {"number": request["number"], "error": error.to_dict()}
+        except Exception as error:
+            reply = {"number": request["number"], "failure": repr(error)}
+        sys.stdout.write(json.dumps(reply) + "\n")
+        sys.stdout.flush()
+
+    while line := await requests.readline():
+        task = asyncio.ensure_future(answer(json.loads(line)))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    await keeper.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv[1]))
