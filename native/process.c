@@ -61,7 +61,7 @@ struct sk_process {
     struct sk_source in, report;
     uint8_t *pending; /* input that the program has not taken yet */
     size_t pending_len;
-    bool input_ended;
+    bool input_ended, input_held;
     char name[32];
 };
 
@@ -217,13 +217,20 @@ static void input_ready(struct sk_source *source, uint32_t events)
     if (p->pending_len == 0) {
         free(p->pending);
         p->pending = NULL;
-        if (p->input_ended)
+        if (p->input_ended && !p->input_held)
             sk_unwatch(source);
         else
             sk_watch(source, 0);
     } else {
         sk_watch(source, EPOLLOUT);
     }
+}
+
+void sk_process_hold_input(struct sk_process *p, bool hold)
+{
+    p->input_held = hold;
+    if (!hold && p->in.fd >= 0)
+        input_ready(&p->in, 0);
 }
 
 void sk_process_stdin(uint32_t id, const uint8_t *data, size_t len)

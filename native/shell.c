@@ -5,7 +5,8 @@
  * memory, nothing has to be saved or parsed. The guest then kills the shell that waited for it. A fork that does
  * not reach its end (exit, exec, set -e, killed at a timeout) leaves the shell that waited for it, which says "x"
  * and has the state from before the command. A command's own processes never share the shell's pipes: its stdio
- * are FIFOs made for it alone, and the loop's descriptors 8 and 9 are closed while it runs.
+ * are FIFOs made for it alone, and the loop's descriptors 8 and 9 are closed while it runs. Once it has opened them
+ * it says "i": what was written to a FIFO that has no reader yet would be lost with the writer.
  *
  * The loop nests one level deeper with each command, so bash is now and then told ("r") to write its state to a
  * file and to start over from it.
@@ -42,8 +43,8 @@ static const char bash_loop[] =
     "(\n"
     "IFS= builtin read -r -d '' __skerry_c <\"$__skerry_d/$__skerry_n.c\"\n"
     "[[ $__skerry_o != *e* ]] || builtin set -e\n"
-    "builtin eval \"$__skerry_c\" <\"$__skerry_d/$__skerry_n.i\" >\"$__skerry_d/$__skerry_n.o\""
-    " 2>\"$__skerry_d/$__skerry_n.e\" 8<&- 9>&-\n"
+    "{ builtin echo i >&9; builtin eval \"$__skerry_c\" 8<&- 9>&-; } <\"$__skerry_d/$__skerry_n.i\""
+    " >\"$__skerry_d/$__skerry_n.o\" 2>\"$__skerry_d/$__skerry_n.e\"\n"
     "__skerry_s=$? __skerry_o=$-\n"
     "builtin set +e\n"
     "builtin printf 'd %s %s\\n' \"$__skerry_s\" \"$BASHPID\" >&9\n"
@@ -59,8 +60,8 @@ static const char sh_loop[] =
     "(\n"
     "read -r __skerry_p __skerry_c </proc/self/stat\n"
     "case $__skerry_o in *e*) set -e;; esac\n"
-    ". \"$__skerry_d/$__skerry_n.c\" <\"$__skerry_d/$__skerry_n.i\" >\"$__skerry_d/$__skerry_n.o\""
-    " 2>\"$__skerry_d/$__skerry_n.e\" 8<&- 9>&-\n"
+    "{ echo i >&9; . \"$__skerry_d/$__skerry_n.c\" 8<&- 9>&-; } <\"$__skerry_d/$__skerry_n.i\""
+    " >\"$__skerry_d/$__skerry_n.o\" 2>\"$__skerry_d/$__skerry_n.e\"\n"
     "__skerry_s=$? __skerry_o=$-\n"
     "set +e\n"
     "echo \"d $__skerry_s $__skerry_p\" >&9\n"
@@ -201,7 +202,10 @@ static void tell(struct shell *sh, const char *text)
 static void heard(struct shell *sh, const char *line)
 {
     int code = 0, pid = 0;
-    if (sscanf(line, "x %d", &code) == 1) {
+    if (strcmp(line, "i") == 0) {
+        if (sh->current != NULL)
+            sk_process_hold_input(sh->current, false);
+    } else if (sscanf(line, "x %d", &code) == 1) {
         finish(sh, code & 255, 0);
     } else if (sscanf(line, "d %d %d", &code, &pid) == 2 && sh->current != NULL && sk_parent_of(pid) == sh->pid) {
         pid_t old = sh->pid;
@@ -385,6 +389,7 @@ void sk_shell_start(uint32_t id, const struct sk_start *start)
     int bad = write_command(number, start) < 0 || open_streams(number, start, ours) < 0, error = errno;
     for (int i = 0; i < 3; i++)
         sk_process_stream(p, i, ours[i]);
+    sk_process_hold_input(p, true);
     if (!bad && sh == NULL) {
         sh = start_shell(start);
         error = errno;

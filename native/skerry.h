@@ -166,6 +166,7 @@ void sk_process_tick(void);
 struct sk_process *sk_process_new(uint32_t id, const struct sk_start *start);
 void sk_process_abort(struct sk_process *process, int error, const char *text);
 void sk_process_stream(struct sk_process *process, int stream, int fd); /* 0, 1 or 2; takes the descriptor */
+void sk_process_hold_input(struct sk_process *process, bool hold); /* while held, its end is not passed on */
 void sk_process_started(struct sk_process *process, pid_t pid);
 void sk_process_exited(struct sk_process *process, int code, int signo, const struct rusage *usage);
 void sk_process_notice(struct sk_process *process, const char *text); /* a line on its stderr */

@@ -191,7 +191,7 @@ class GuestProcess:
 
     async def kill(self) -> None:
         """Kill it with everything that it started; returns when nothing of it lives. Raises GuestFailed."""
-        if self._killed is None or self._killed.done():
+        if self._killed is None:
             self._killed = self._channel.loop.create_future()
             self._killed.add_done_callback(_retrieve)
             self._channel.adopt(self)

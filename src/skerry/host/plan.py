@@ -136,9 +136,8 @@ class Plan:
         elif self.workspace.directory is not None:
             steps.append(("place", str(WORKSPACE_SLOT), "workspace"))
         else:
-            steps.append(
-                ("tmpfs", "workspace", f"{owner},mode=0755,size={self.workspace.memory},{inodes}", "")
-            )
+            size = f"size={self.workspace.memory},nr_inodes={limits.inodes + 1}"  # one is its root
+            steps.append(("tmpfs", "workspace", f"{owner},mode=0755,{size}", ""))
         return steps
 
     def _guest(self) -> Step:
