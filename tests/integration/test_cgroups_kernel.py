@@ -9,6 +9,7 @@ import ctypes
 import errno
 import json
 import os
+import select
 import signal
 import struct
 import sys
@@ -87,8 +88,13 @@ def manager() -> Iterator[CgroupManager]:
     if manager.mode == "none":
         pytest.skip(manager.reason)
     yield manager
-    assert manager.list() == []
+    left = manager.list()
+    for environment_id in left:
+        cgroup = manager.open(environment_id)
+        cgroup.kill()
+        cgroup.remove()
     manager.close()
+    assert left == []
 
 
 @pytest.fixture
@@ -130,12 +136,11 @@ def need(cgroup: Cgroup, controller: str) -> Path:
     return Path(cgroup._dirs[controller])
 
 
-def is_alive(pid: int) -> bool:
-    """Not gone, and not a zombie that only waits for its new parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+def ends(pidfd: int) -> bool:
+    """Whether the process has ended; a killed one is out of its cgroup a moment before that."""
+    ended, _, _ = select.select([pidfd], [], [], 10)
+    os.close(pidfd)
+    return bool(ended)
 
 
 # Limits
@@ -302,14 +307,15 @@ def test_a_kill_leaves_nothing(
     cgroup = create()
     bomb = run(cgroup, FORK_BOMB)
     assert bomb.line() == "full"
-    inside = cgroups._pids(cgroup._all[0])
-    assert bomb.pid in inside
-    assert len(inside) > 1
+    pids = cgroups._pids(cgroup._all[0])
+    assert bomb.pid in pids
+    assert len(pids) > 1
+    pidfds = [os.pidfd_open(pid) for pid in pids]
     cgroup.kill()
     assert bomb.wait() == -signal.SIGKILL
     cgroup.remove()
     assert not [path for path in cgroup._all if os.path.exists(path)]
-    assert not [pid for pid in inside if is_alive(pid)]
+    assert [ends(pidfd) for pidfd in pidfds] == [True] * len(pids)
 
 
 def test_nothing_is_removed_under_a_living_process(
