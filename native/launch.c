@@ -20,6 +20,7 @@
  *   place SLOT PATH
  *   mountfd FD PATH SUBDIR       an inherited mount, of which only a subdirectory shall be seen
  *   tmpfs PATH OPTIONS FLAGS ("noexec", "ro"), proc PATH, devpts PATH
+ *   sysctl NAME VALUE            a setting of the own namespaces; skipped where the kernel does not have it
  *   mask PATH, readonly PATH     skipped where PATH does not exist
  *   seal PATH                    what is mounted there becomes read-only
  *   pivot
@@ -260,6 +261,19 @@ static void make_readonly(const char *path)
     close(target);
 }
 
+static void set_sysctl(const char *name, const char *value)
+{
+    char path[128];
+    snprintf(path, sizeof path, "proc/sys/%s", name);
+    struct open_request how = { .flags = O_WRONLY | O_CLOEXEC, .resolve = RESOLVE_AS_ROOT | RESOLVE_MAGICLINKS_NOT };
+    int fd = (int)syscall(NR_OPENAT2, root_fd, path, &how, sizeof how);
+    if (fd < 0 && errno == ENOENT)
+        return;
+    check(fd, "sysctl", name);
+    check(write(fd, value, strlen(value)), "sysctl", name);
+    close(fd);
+}
+
 static void seal(const char *path)
 {
     int fd = at_root("seal", path, 0);
@@ -409,7 +423,8 @@ static void confine(int seccomp_fd)
     struct filter_program program = { .filter = filter };
     check(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "confine", "no_new_privs");
     landlock();
-    ssize_t n = read(seccomp_fd, filter, sizeof filter);
+    /* From its start, whatever another launch that shares the descriptor has read of it. */
+    ssize_t n = pread(seccomp_fd, filter, sizeof filter, 0);
     errno = n < 0 ? errno : EINVAL;
     if (n <= 0 || (size_t)n % sizeof filter[0] != 0)
         fail("seccomp", "program");
@@ -486,9 +501,12 @@ static void execute(struct cursor *c)
         char none[1] = "";
         attach("proc", new_filesystem("proc", none, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC), c->argv[1]);
     } else if (is(c, "devpts", 1)) {
-        char options[] = "newinstance,ptmxmode=0666,mode=0620";
+        /* The kernel has one count of terminals for all; this is an environment's share. */
+        char options[] = "newinstance,ptmxmode=0666,mode=0620,max=64";
         attach("devpts", new_filesystem("devpts", options, ATTR_NOSUID | ATTR_NOEXEC), c->argv[1]);
-    } else if (is(c, "mask", 1))
+    } else if (is(c, "sysctl", 2))
+        set_sysctl(c->argv[1], c->argv[2]);
+    else if (is(c, "mask", 1))
         mask(c->argv[1]);
     else if (is(c, "readonly", 1))
         make_readonly(c->argv[1]);

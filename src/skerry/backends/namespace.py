@@ -112,16 +112,16 @@ class NamespaceBackend:
     async def stop(self, environment_id: str) -> None:
         live = self._live.get(environment_id) or self._left_behind(environment_id)
         if live is not None:
-            if isinstance(live.running, Running):
-                await live.running.kill()
+            await live.running.kill()
             # Everything inside died with its process 1; this is for what is still on its way out.
             live.cgroup.kill()
             live.cgroup.remove()
             if live.uid_base is not None:
                 uids.release(live.uid_base)
         await asyncio.to_thread(InstanceDirectory(self._instances, environment_id).remove)
-        if (ended := self._live.pop(environment_id, None)) is not None:
-            ended.running.handle.close()
+        self._live.pop(environment_id, None)
+        if live is not None:
+            live.running.handle.close()
 
     async def wait(self, environment_id: str) -> None:
         await self._get(environment_id).running.handle.wait()
@@ -195,7 +195,6 @@ class NamespaceBackend:
             fd = os.memfd_create(f"skerry-{profile}", os.MFD_CLOEXEC)
             os.write(fd, program)
             self._filters[profile] = fd
-        os.lseek(self._filters[profile], 0, os.SEEK_SET)
         return self._filters[profile]
 
     def _enforced(self, policy: Policy, cgroup: Cgroup, pid: int, kind: str) -> Rows:

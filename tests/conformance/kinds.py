@@ -1,0 +1,43 @@
+"""Which backends the suite runs against: a new one needs one entry here, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from skerry.backends.base import Backend
+from skerry.backends.fake import FakeBackend
+from skerry.backends.namespace import NamespaceBackend
+
+GIVES = {
+    "isolated": "a process tree and a network that are its own",
+    "own_root": "a root file system of its own, with /workspace and /tmp",
+    "plain_user": "work is done by a user to whom permissions mean something",
+    "pids": "a limit of processes that holds",
+    "counters": "the kernel's counters of what it uses",
+    "users": "more than one user inside",
+}
+"""What a behaviour may need beyond the contract; a test names it by `@needs("...")`."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    make: Callable[[str], Backend]
+    """From the path of a home that exists."""
+    gives: frozenset[str]
+
+
+_AS_ROOT = os.geteuid() == 0
+
+KINDS = (
+    Kind("fake", FakeBackend, frozenset() if _AS_ROOT else frozenset({"plain_user"})),
+    Kind(
+        "namespace",
+        NamespaceBackend,
+        frozenset(
+            {"isolated", "own_root", "plain_user", "pids"} | ({"counters", "users"} if _AS_ROOT else set())
+        ),
+    ),
+)

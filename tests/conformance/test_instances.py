@@ -1,0 +1,288 @@
+"""Instances: how they come, what they tell of themselves, and how they go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from skerry.errors import EnvironmentNotFound, GuestFailed, LaunchFailed
+from skerry.guest.frames import Type
+from skerry.manager.ids import new_id
+from skerry.policy import ISOLATIONS, MIB
+from tests.conformance.harness import ENV, LIMITS, Box, Site, eventually, expect, finish, needs
+
+
+def on_host(marker: str) -> list[int]:
+    """Pids, as the host has them, of processes with `marker` among their arguments."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            arguments = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if marker.encode() in arguments:
+            found.append(int(path.parts[2]))
+    return found
+
+
+async def test_a_backend_says_what_it_gives(site: Site) -> None:
+    capabilities = site.backend.capabilities()
+    assert capabilities.available
+    assert capabilities.isolation in ("none", *ISOLATIONS)
+    assert capabilities.rootless == (os.geteuid() != 0)
+
+
+async def test_a_started_instance_is_listed_and_a_stopped_one_is_not(site: Site) -> None:
+    async with site.box() as box:
+        assert box.id in await site.backend.list()
+    assert box.id not in await site.backend.list()
+
+
+async def test_a_started_instance_accepts_a_connection_at_once(site: Site) -> None:
+    spec = site.spec()
+    await site.backend.start(spec)
+    try:
+        sock = await site.backend.connect(spec.environment_id)
+        assert not sock.getblocking()
+        sock.close()
+    finally:
+        await site.backend.stop(spec.environment_id)
+
+
+async def test_an_instance_tells_where_its_workspace_is(box: Box) -> None:
+    result = await box.run("pwd")
+    assert result.stdout.decode() == f"{box.instance.workspace_path}\n"
+    assert box.instance.workspace in ("disk", "memory")
+
+
+@needs("own_root")
+async def test_with_a_root_of_its_own_the_workspace_is_at_the_usual_place(box: Box) -> None:
+    assert box.instance.workspace_path == "/workspace"
+
+
+async def test_every_limit_is_said_to_be_enforced_or_not_and_why(box: Box) -> None:
+    rows = box.instance.enforced
+    assert {"cpu", "memory", "pids", "disk", "inodes", "network", "seccomp"} <= {row.name for row in rows}
+    assert len({row.name for row in rows}) == len(rows)
+    assert all(row.by for row in rows)
+    assert all(row.value for row in rows if row.enforced)
+
+
+async def test_two_instances_share_no_files(site: Site) -> None:
+    async with site.box() as one, site.box() as two:
+        await one.channel.write("name", b"one")
+        await two.channel.write("name", b"two")
+        assert await one.channel.read("name") == b"one"
+        assert await two.channel.read("name") == b"two"
+
+
+async def test_many_instances_start_at_once(site: Site) -> None:
+    opened = await asyncio.gather(*(site.open() for _ in range(8)))
+    try:
+        results = await asyncio.gather(*(box.run("echo", box.id) for box in opened))
+        assert [result.stdout.decode().strip() for result in results] == [box.id for box in opened]
+        assert {box.id for box in opened} <= set(await site.backend.list())
+    finally:
+        await asyncio.gather(*(box.channel.close() for box in opened))
+        await asyncio.gather(*(site.backend.stop(box.id) for box in opened))
+    assert not {box.id for box in opened} & set(await site.backend.list())
+
+
+async def test_an_id_that_is_taken_is_refused_and_its_instance_lives_on(site: Site) -> None:
+    async with site.box() as box:
+        await box.channel.write("kept", b"")
+        with pytest.raises(LaunchFailed):
+            await site.backend.start(site.spec(box.id))
+        await box.channel.ping()
+        await box.channel.stat("kept")
+        assert box.id in await site.backend.list()
+
+
+async def test_stopping_twice_is_fine(site: Site) -> None:
+    async with site.box() as box:
+        await site.backend.stop(box.id)
+        await site.backend.stop(box.id)
+
+
+async def test_stopping_twice_at_once_is_fine(site: Site) -> None:
+    async with site.box() as box:
+        await asyncio.gather(site.backend.stop(box.id), site.backend.stop(box.id))
+        assert box.id not in await site.backend.list()
+
+
+async def test_stopping_what_never_was_is_fine(site: Site) -> None:
+    await site.backend.stop(new_id())
+
+
+async def test_an_id_can_be_used_again_after_its_end(site: Site) -> None:
+    spec = site.spec()
+    for _ in range(2):
+        await site.backend.start(spec)
+        await site.backend.stop(spec.environment_id)
+
+
+async def test_stopping_ends_everything_that_runs(site: Site) -> None:
+    marker = f"9{os.getpid()}{id(site)}"
+    async with site.box() as box:
+        await expect(
+            await box.start("sh", "-c", f"setsid sleep {marker} & sleep {marker} & echo up; wait"), b"up"
+        )
+        await expect(await box.start_shell(f"setsid sleep {marker} & echo up"), b"up")
+        assert on_host(marker)
+    assert on_host(marker) == []
+
+
+async def test_connecting_to_what_never_was_fails(site: Site) -> None:
+    with pytest.raises(GuestFailed):
+        await site.backend.connect(new_id())
+
+
+async def test_connecting_after_the_end_fails(site: Site) -> None:
+    async with site.box() as box:
+        pass
+    with pytest.raises(GuestFailed):
+        await site.backend.connect(box.id)
+
+
+async def test_waiting_ends_when_the_guest_does(site: Site) -> None:
+    async with site.box() as box:
+        waiting = asyncio.ensure_future(site.backend.wait(box.id))
+        await box.channel.ping()
+        assert not waiting.done()
+        box.channel.send(Type.SHUTDOWN, 0)
+        await waiting
+
+
+async def test_waiting_ends_when_the_instance_is_stopped(site: Site) -> None:
+    async with site.box() as box:
+        waiting = [asyncio.ensure_future(site.backend.wait(box.id)) for _ in range(3)]
+        await box.channel.ping()
+        await site.backend.stop(box.id)
+        await asyncio.gather(*waiting)
+
+
+async def test_an_instance_whose_guest_died_is_listed_until_it_is_stopped(site: Site) -> None:
+    async with site.box() as box:
+        box.channel.send(Type.SHUTDOWN, 0)
+        await site.backend.wait(box.id)
+        assert box.id in await site.backend.list()
+    assert box.id not in await site.backend.list()
+
+
+async def test_what_was_never_started_has_no_usage(site: Site) -> None:
+    with pytest.raises(EnvironmentNotFound):
+        await site.backend.usage(new_id())
+
+
+async def test_usage_and_samples_are_there_for_the_asking(box: Box) -> None:
+    usage, sample = await box.backend.usage(box.id), box.backend.sample(box.id)
+    box.backend.reset_peak(box.id)
+    assert usage.oom_kills in (None, 0)
+    assert sample.oom_kills == 0
+
+
+@needs("counters")
+async def test_usage_counts_what_was_used(box: Box) -> None:
+    before = box.backend.sample(box.id)
+    await box.sh("i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done")
+    after, usage = box.backend.sample(box.id), await box.backend.usage(box.id)
+    assert before.cpu_seconds is not None
+    assert after.cpu_seconds is not None
+    assert after.cpu_seconds - before.cpu_seconds > 0.01
+    assert usage.cpu_seconds is not None
+    assert usage.cpu_seconds >= after.cpu_seconds
+    assert usage.memory_bytes
+    assert usage.memory_peak_bytes
+    assert usage.memory_peak_bytes >= usage.memory_bytes > 0
+
+    async def only_the_guest() -> bool:
+        return (await box.backend.usage(box.id)).pids == 1
+
+    await eventually(only_the_guest)
+
+
+@needs("counters")
+async def test_the_peak_of_memory_can_be_measured_anew(box: Box) -> None:
+    await box.sh("head -c 50000000 /dev/zero | tail -c 50000000 | wc -c")
+    high = (await box.backend.usage(box.id)).memory_peak_bytes
+    box.backend.reset_peak(box.id)
+    low = (await box.backend.usage(box.id)).memory_peak_bytes
+    assert high is not None
+    assert low is not None
+    assert high > 40 * MIB > low
+
+
+async def test_a_restarted_daemon_finds_and_ends_what_the_first_one_left(site: Site) -> None:
+    marker = f"8{os.getpid()}{id(site)}"
+    box = await site.open()
+    await box.channel.close()
+    second = site.kind.make(str(site.home))
+    try:
+        assert box.id in await second.list()
+        again = await Box(second, box.instance, box.channel).reconnect()
+        again_box = Box(second, box.instance, again)
+        await again_box.start("sleep", marker)
+        assert on_host(marker)
+        await again.close()
+        await second.stop(box.id)
+        assert on_host(marker) == []
+        assert box.id not in await second.list()
+    finally:
+        await second.close()
+        await site.backend.stop(box.id)
+
+
+@needs("isolated")
+async def test_an_isolated_instance_sees_only_its_own_processes(site: Site) -> None:
+    async with site.box() as box:
+        listing = await box.sh("exec grep -h ^Name /proc/[0-9]*/status")
+        names = sorted(line.split()[1] for line in listing.stdout.decode().splitlines())
+        assert names == ["grep", "skerry-init", "skerry-watch"]
+
+
+@needs("isolated")
+async def test_an_isolated_instance_has_no_network_but_loopback(box: Box) -> None:
+    devices = await box.sh("sed 1,2d /proc/net/dev | cut -d: -f1")
+    assert devices.stdout.split() == [b"lo"]
+
+
+@needs("isolated")
+async def test_instances_do_not_see_each_other(site: Site) -> None:
+    marker = f"7{os.getpid()}{id(site)}"
+    async with site.box() as one, site.box() as two:
+        await one.start("sleep", marker)
+        assert await one.alive(marker)
+        assert await two.alive(marker) == []
+
+
+@needs("own_root")
+async def test_the_root_cannot_be_written_to(box: Box) -> None:
+    result = await box.sh(
+        "for d in / /usr /etc /bin /dev /proc; do touch $d/x 2>/dev/null && echo $d; done; true"
+    )
+    assert result.stdout == b""
+
+
+@needs("own_root")
+async def test_temporary_files_are_not_shared(site: Site) -> None:
+    async with site.box() as one, site.box() as two:
+        await one.channel.write("/tmp/mine", b"")
+        await one.sh("touch /dev/shm/mine")
+        found = await two.sh("ls /tmp /dev/shm | grep -c mine")
+        assert found.stdout == b"0\n"
+
+
+@needs("pids")
+async def test_more_processes_than_allowed_are_refused_and_the_instance_lives_on(site: Site) -> None:
+    limits = type(LIMITS)(memory=LIMITS.memory, disk=LIMITS.disk, pids=16)
+    async with site.box(limits) as box:
+        result = await box.sh(
+            "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do sleep 100 & done; echo all"
+        )
+        assert b"all" not in result.stdout
+        assert result.code != 0
+        await box.calm()
+        assert (await finish(await box.start("echo", "alive", env=ENV))).stdout == b"alive\n"
