@@ -143,6 +143,7 @@ class GuestProcess:
         self._waiter: asyncio.Future[None] | None = None
         self._stdin_credit = STDIN_WINDOW
         self._stdin_waiter: asyncio.Future[None] | None = None
+        self._stdin_turn = asyncio.Lock()
         for future in (self._started, self._exit):
             future.add_done_callback(_retrieve)
 
@@ -170,18 +171,21 @@ class GuestProcess:
     async def write(self, data: bytes) -> None:
         """Send input; waits while the program does not take it. Input after its end is dropped."""
         view = memoryview(data)
-        while view and not self._exit.done():
-            while self._stdin_credit <= 0 and not self._exit.done():
-                self._stdin_waiter = self._channel.loop.create_future()
-                await self._stdin_waiter
-            piece = view[: min(self._stdin_credit, STDIN_WINDOW)]
-            self._stdin_credit -= len(piece)
-            self._channel.send(Type.STDIN, self.id, bytes(piece))
-            view = view[len(piece) :]
+        async with self._stdin_turn:
+            while view and not self._exit.done():
+                while self._stdin_credit <= 0 and not self._exit.done():
+                    self._stdin_waiter = self._channel.loop.create_future()
+                    await self._stdin_waiter
+                piece = view[: min(self._stdin_credit, STDIN_WINDOW)]
+                self._stdin_credit -= len(piece)
+                self._channel.send(Type.STDIN, self.id, bytes(piece))
+                view = view[len(piece) :]
 
     async def close_stdin(self) -> None:
-        if not self._exit.done():
-            self._channel.send(Type.STDIN, self.id)
+        """Its end, after all that is being written."""
+        async with self._stdin_turn:
+            if not self._exit.done():
+                self._channel.send(Type.STDIN, self.id)
 
     def signal(self, number: int) -> None:
         self._channel.send(Type.SIGNAL, self.id, struct.pack("<I", number))
@@ -192,6 +196,7 @@ class GuestProcess:
     async def kill(self) -> None:
         """Kill it with everything that it started; returns when nothing of it lives. Raises GuestFailed."""
         if self._killed is None:
+            self._channel.check_open()
             self._killed = self._channel.loop.create_future()
             self._killed.add_done_callback(_retrieve)
             self._channel.adopt(self)
@@ -317,6 +322,7 @@ class Channel(asyncio.Protocol):
         runs another command), LimitReached, GuestFailed.
         """
         payload = start.encode()
+        self.check_open()
         process = GuestProcess(self, self._id())
         self._processes[process.id] = process
         self.send(Type.START, process.id, payload)
@@ -332,6 +338,7 @@ class Channel(asyncio.Protocol):
 
     async def attach(self, process_id: int) -> GuestProcess:
         """Take over a running execution and see its recent output again. Raises ExecutionNotFound, GuestFailed."""
+        self.check_open()
         process = GuestProcess(self, process_id)
         # The replay comes on top of the fresh window.
         process._credit = {1: WINDOW + 65536, 2: WINDOW + 65536}
@@ -405,6 +412,11 @@ class Channel(asyncio.Protocol):
 
     # The stream.
 
+    def check_open(self) -> None:
+        """Raises GuestFailed."""
+        if self.closed.done():
+            raise GuestFailed(f"the guest is gone: {self.closed.result()}")
+
     def send(self, type_: int, id_: int, payload: bytes = b"") -> None:
         """Queue a frame; on a closed channel it goes nowhere, and whoever waits for an answer has been told."""
         if self._transport is not None and not self._transport.is_closing():
@@ -415,8 +427,7 @@ class Channel(asyncio.Protocol):
         return self._next
 
     async def _request(self, type_: Type, payload: bytes = b"") -> bytes:
-        if self.closed.done():
-            raise GuestFailed(f"the guest is gone: {self.closed.result()}")
+        self.check_open()
         id_ = self._id()
         future: asyncio.Future[bytes] = self.loop.create_future()
         future.add_done_callback(_retrieve)
