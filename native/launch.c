@@ -19,7 +19,7 @@
  *   dir PATH MODE, symlink PATH TARGET, file PATH CONTENT
  *   place SLOT PATH
  *   mountfd FD PATH SUBDIR       an inherited mount, of which only a subdirectory shall be seen
- *   tmpfs PATH OPTIONS FLAGS ("noexec", "ro"), proc PATH, devpts PATH
+ *   tmpfs PATH OPTIONS FLAGS ("noexec", "ro"), proc PATH, devpts PATH COUNT
  *   sysctl NAME VALUE            a setting of the own namespaces; skipped where the kernel does not have it
  *   mask PATH, readonly PATH     skipped where PATH does not exist
  *   seal PATH                    what is mounted there becomes read-only
@@ -500,9 +500,9 @@ static void execute(struct cursor *c)
     else if (is(c, "proc", 1)) {
         char none[1] = "";
         attach("proc", new_filesystem("proc", none, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC), c->argv[1]);
-    } else if (is(c, "devpts", 1)) {
-        /* The kernel has one count of terminals for all; this is an environment's share. */
-        char options[] = "newinstance,ptmxmode=0666,mode=0620,max=64";
+    } else if (is(c, "devpts", 2)) {
+        char options[64];
+        snprintf(options, sizeof options, "newinstance,ptmxmode=0666,mode=0620,max=%s", c->argv[2]);
         attach("devpts", new_filesystem("devpts", options, ATTR_NOSUID | ATTR_NOEXEC), c->argv[1]);
     } else if (is(c, "sysctl", 2))
         set_sysctl(c->argv[1], c->argv[2]);

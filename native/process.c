@@ -417,15 +417,18 @@ int sk_cap_limit(int resource, rlim_t value)
     return (int)syscall(SYS_prlimit64, 0, resource, now, NULL);
 }
 
+/* When memory runs out, the kernel shall take the workload, not the guest. Its processes inherit this. */
 static void set_oom_score(void)
 {
-    /* When memory runs out, the kernel shall take the workload, not the guest. */
+    /* The file is the host's root's while we cannot be dumped. For a moment we can: nobody inside has this user's
+     * capabilities, and so nobody can look. */
+    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return;
-    if (write(fd, "300", 3) < 0) { /* best effort: the guest is the smallest process anyway */
+    if (fd >= 0 && write(fd, "300", 3) < 0) { /* best effort: the guest is the smallest process anyway */
     }
-    close(fd);
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    if (fd >= 0)
+        close(fd);
 }
 
 static int fail_step(int step)
@@ -448,7 +451,6 @@ static int become_workload(const int stdio[3], bool pty, const int extra[2])
         ioctl(0, TIOCSCTTY, 0);
     if (extra != NULL && (dup2(extra[0], 8) < 0 || dup2(extra[1], 9) < 0))
         return fail_step(SK_STEP_FORK);
-    set_oom_score();
     if (sk_config.switch_users &&
         (setgroups(0, NULL) < 0 || setresgid(s->gid, s->gid, s->gid) < 0 || setresuid(s->uid, s->uid, s->uid) < 0))
         return fail_step(SK_STEP_USER);
@@ -500,6 +502,8 @@ static _Noreturn void supervise(const int stdio[3], bool pty, int report_fd, con
         send_report(report_fd, SK_REPORT_FAILED, SK_STEP_USER, errno, NULL);
         _exit(1);
     }
+    if (sk_config.switch_users)
+        set_oom_score();
     /* An applet stays in this program, so it needs memory of its own. */
     pid_t pid = launching->applet != NULL ? fork() : vfork();
     if (pid == 0) {
@@ -824,9 +828,10 @@ static bool kill_tree(struct sk_process *p)
 
 static void finish_kill(struct sk_process *p)
 {
-    p->killing = false;
-    if (!p->exited)
+    /* Still marked as being killed, so that its end does not free it yet. */
+    if (!p->exited && !sk_shell_break(p))
         sk_process_exited(p, 128 + SIGKILL, SIGKILL, NULL);
+    p->killing = false;
     sk_send(SK_KILLED, p->id, NULL, 0);
 }
 
@@ -969,7 +974,11 @@ void sk_process_reap(void)
     pid_t pid;
     int status;
     bool strays = false;
-    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+    while ((pid = waitpid(-1, &status, WNOHANG | WUNTRACED)) > 0) {
+        if (WIFSTOPPED(status)) { /* stopped from inside, it would hold up its execution: the same as killing it */
+            kill(pid, SIGKILL);
+            continue;
+        }
         struct sk_process *p = processes;
         while (p != NULL && p->supervisor != pid)
             p = p->next;

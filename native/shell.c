@@ -159,7 +159,8 @@ static void forget(struct shell *sh)
     free(sh);
 }
 
-/* The shell itself was killed from inside. Its command ends with it; what earlier commands left lives on. */
+/* The shell was killed from inside, or does not do its work. Its command ends with it; what earlier commands left
+ * lives on. */
 static void break_shell(struct shell *sh)
 {
     static struct sk_tree tree;
@@ -333,6 +334,7 @@ static struct shell *start_shell(const struct sk_start *start)
         forget(sh);
         return NULL;
     }
+    fcntl(control[1], F_SETFL, O_NONBLOCK); /* whoever fills it from inside shall not stop the guest */
     fcntl(said[0], F_SETFL, O_NONBLOCK);
     fcntl(report[0], F_SETFL, O_NONBLOCK);
     sk_watch(&sh->report, EPOLLIN);
@@ -418,6 +420,16 @@ bool sk_shell_tree(const struct sk_process *process, struct sk_tree *tree)
     for (struct shell *sh = shells; sh != NULL; sh = sh->next)
         if (sh->current == process) {
             sk_tree_read(tree, sh->supervisor, sh->pid, sh->survivors);
+            return true;
+        }
+    return false;
+}
+
+bool sk_shell_break(const struct sk_process *process)
+{
+    for (struct shell *sh = shells; sh != NULL; sh = sh->next)
+        if (sh->current == process) {
+            break_shell(sh);
             return true;
         }
     return false;

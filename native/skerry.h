@@ -203,6 +203,7 @@ bool sk_shell_reaped(pid_t pid); /* a supervisor died: was it a shell's? */
 bool sk_shell_owns(pid_t pid);   /* is it the supervisor of a shell? */
 /* The processes of the command that `process` is in its shell; false if it is not a shell's. */
 bool sk_shell_tree(const struct sk_process *process, struct sk_tree *tree);
+bool sk_shell_break(const struct sk_process *process); /* its shell does not notice its end: false if it has none */
 void sk_shell_detach(const struct sk_process *process); /* the execution's record is going away */
 
 /* ---- files.c: file operations that are short enough for the event loop ---- */

@@ -35,7 +35,13 @@ _MASKED = (
 """Below /proc: what tells of the host, or lets one act on it."""
 _READ_ONLY = ("bus", "fs", "irq", "sys")
 
-RLIMIT_CORE, RLIMIT_NOFILE = 4, 7
+# What the kernel counts for all environments together, or for all of one caller: the most that one gets of it.
+_TERMINALS = 64
+_INOTIFY = {"instances": 32, "watches": 32768}
+_PENDING_SIGNALS = 1024
+_MESSAGE_QUEUES = 256 * 1024
+
+RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_SIGPENDING, RLIMIT_MSGQUEUE = 4, 7, 11, 12
 GUEST_FDS = 16384
 WORKSPACE_SLOT = 63
 """The last of the helper's slots for mount trees."""
@@ -89,6 +95,8 @@ class Plan:
                 ("loopback",),
                 ("rlimit", str(RLIMIT_CORE), "0"),
                 ("rlimit", str(RLIMIT_NOFILE), str(GUEST_FDS)),
+                ("rlimit", str(RLIMIT_SIGPENDING), str(_PENDING_SIGNALS)),
+                ("rlimit", str(RLIMIT_MSGQUEUE), str(_MESSAGE_QUEUES)),
                 # Late, so that an idle environment is not charged for what its mounts cost the kernel.
                 ("join",),
                 ("drop", str(UID), str(GID), str(CAPABILITIES_KEPT if self.rootful else 0)),
@@ -183,8 +191,9 @@ def _view(root: Root) -> tuple[bytes, bytes]:
         ("dir", "dev/pts", "0755"),
         ("dir", "dev/shm", "0755"),
         *(places[f"dev/{name}"] for name in _DEVICES),
-        ("devpts", "dev/pts"),
+        ("devpts", "dev/pts", str(_TERMINALS)),
         ("proc", "proc"),
+        *(("sysctl", f"user/max_inotify_{name}", str(value)) for name, value in _INOTIFY.items()),
         *(("mask", f"proc/{name}") for name in _MASKED),
         *(("readonly", f"proc/{name}") for name in _READ_ONLY),
     ]
