@@ -1,0 +1,152 @@
+"""A thousand environments, one after the other, and a daemon that is killed: nothing of them stays."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import select
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import skerry
+from skerry.host import uids
+from tests import leaks
+
+CYCLES = 1000
+ON_DISK = 200
+THREADS = 4
+WARM_UP = 20
+SETTLE_SECONDS = 20.0
+
+
+@pytest.fixture
+def client(home: Path) -> Iterator[skerry.Client]:
+    with skerry.Client(str(home)) as client:
+        yield client
+
+
+def children(pid: int) -> list[leaks.Process]:
+    return [process for process in leaks.processes() if process.parent == pid]
+
+
+def namespaces(pid: int) -> set[str]:
+    """Of a process and all that it started."""
+    found = set()
+    for process in [pid, *(child.pid for child in children(pid))]:
+        with contextlib.suppress(OSError):
+            found |= {os.readlink(f"/proc/{process}/ns/{kind}") for kind in os.listdir(f"/proc/{process}/ns")}
+    return found
+
+
+def open_files(pid: int) -> Iterator[str]:
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            yield os.readlink(f"/proc/{pid}/fd/{name}")
+
+
+def belongings(home: Path, pid: int) -> dict[str, Counter[str]]:
+    """All that a daemon and its environments have on the host."""
+    parent = f"/skerry-{hashlib.sha256(os.fsencode(home)).hexdigest()[:12]}/"
+    found: dict[str, Iterable[str]] = {
+        "mounts": (mount for mount in leaks.mounts() if str(home) in mount),
+        "cgroups": (path for path in leaks.cgroups() if parent in path),
+        "loop devices": (loop.partition(" ")[2] for loop in leaks.loops() if str(home) in loop),
+        "namespaces": namespaces(pid),
+        "processes": map(str, children(pid)),
+        "open files": open_files(pid),
+        "files": (f"{where}/{name}" for where, below, names in os.walk(home) for name in below + names),
+    }
+    # Pipes, sockets and files without a name have numbers that change.
+    return {kind: Counter(re.sub(r"\d+", "N", item) for item in items) for kind, items in found.items()}
+
+
+def cycle(client: skerry.Client, workspace: str) -> int:
+    """One life of an environment; returns the first of its user ids on the host."""
+    with skerry.Environment(workspace=workspace, client=client) as env:
+        result = env.execute("echo $((6 * 7)) | tee file; cat /proc/self/uid_map")
+        answer, ids = result.stdout.splitlines()
+        assert answer == "42"
+        return int(ids.split()[1])
+
+
+@pytest.mark.slow
+def test_a_thousand_cycles_leave_nothing(client: skerry.Client, home: Path) -> None:
+    pid = client.version()["pid"]
+    for number in range(WARM_UP):
+        cycle(client, "memory" if number % 5 else "auto")
+    client.close()  # its idle connections, which are open files of the daemon too
+    before = belongings(home, pid)
+    numbers = iter(range(CYCLES))
+    ranges: list[int] = []
+
+    def work() -> None:
+        for number in numbers:
+            ranges.append(cycle(client, "auto" if number % (CYCLES // ON_DISK) == 0 else "memory"))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for worker in [pool.submit(work) for _ in range(THREADS)]:
+            worker.result()
+    assert len(ranges) == CYCLES
+    assert client.environments() == []
+    client.close()
+    # Volumes that are prepared ahead come and go on their own.
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while left := new(before, belongings(home, pid)):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    assert [base for base in ranges if is_void_claim(f"{uids.DIRECTORY}/{base}")] == []
+
+
+def is_void_claim(path: str) -> bool:
+    """Whether a range of user ids was not given back; one that somebody else has taken meanwhile was."""
+    try:
+        owner = int(os.readlink(path).split()[0])
+    except FileNotFoundError:
+        return False
+    return not os.path.exists(f"/proc/{owner}")
+
+
+def new(before: dict[str, Counter[str]], after: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
+    return {kind: more for kind in before if (more := after[kind] - before[kind])}
+
+
+def test_a_daemon_that_is_killed_leaves_nothing_to_the_next(client: skerry.Client, home: Path) -> None:
+    pid = client.version()["pid"]
+    environments = []
+    for number in range(5):
+        workspace = "memory" if number % 2 else "auto"
+        env = skerry.Environment(workspace=workspace, client=client).create()
+        env.execute("sleep 1000 & (setsid sleep 1000 &)")
+        environments.append(env)
+    inside = children(pid)
+    assert len(inside) == 5
+    daemon = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([daemon], [], [])
+    os.close(daemon)
+    assert all(os.path.exists(f"/proc/{process.pid}") for process in inside)
+    assert len(os.listdir(home / "instances")) == 5
+    assert client.version()["pid"] != pid
+    assert client.environments() == []
+    assert os.listdir(home / "instances") == []
+    # The new daemon is not their parent, and cannot say when the kernel has put them away.
+    while any(is_alive(process) for process in inside):
+        pass
+    for env in environments:
+        with pytest.raises(skerry.EnvironmentNotFound):
+            env.info()
+    fresh = belongings(home, client.version()["pid"])
+    assert fresh["cgroups"] == fresh["processes"] == Counter()
+    assert cycle(client, "auto") >= 0
+
+
+def is_alive(process: leaks.Process) -> bool:
+    return any((other.pid, other.started) == (process.pid, process.started) for other in leaks.processes())
