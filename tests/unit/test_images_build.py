@@ -38,7 +38,9 @@ say 'I: running --customize-hook in shell: sh -c ...'
 say 'I: creating tarball...'
 """
 ARCHIVE = r"""
-cd "$(mktemp -d)"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
 mkdir -p usr/bin etc/apt/apt.conf.d etc/apt/sources.list.d var/log var/lib/apt/lists
 echo tool > usr/bin/tool
 for secret in etc/apt/sources.list etc/apt/sources.list.d/x.list etc/apt/apt.conf.d/00skerry var/log/x; do
@@ -59,6 +61,7 @@ class Fake:
     def runs(self, script: str) -> None:
         program = self.base / "mmdebstrap"
         record = f"printf '%s\\n' \"$@\" > {self.base}/arguments; env > {self.base}/environment\n"
+        record += f"printf %s $(readlink /proc/self/ns/mnt) > {self.base}/namespace\n"
         program.write_text(f"#!/bin/sh\nset -e\n{record}{script}")
         program.chmod(0o755)
 
@@ -71,7 +74,7 @@ class Fake:
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(apt, "settings", lambda: "")
-    monkeypatch.setattr(build_module, "_mode", lambda: "root")
+    monkeypatch.setattr(build_module, "_mode", lambda: "root" if os.geteuid() == 0 else "unshare")
     return Fake(tmp_path)
 
 
@@ -109,6 +112,8 @@ def test_how_it_is_called(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     fake.runs(ARCHIVE)
     build(DEFINITION, fake.store)
+    if os.geteuid() == 0:
+        assert (fake.base / "namespace").read_text() != os.readlink("/proc/self/ns/mnt")
     arguments = (fake.base / "arguments").read_text()
     assert "--include=git,jq\n" in arguments
     assert (
@@ -140,7 +145,7 @@ def test_a_failure_after_half_an_archive(fake: Fake) -> None:
 
 def test_a_limit_ends_a_build_that_goes_on(fake: Fake) -> None:
     fake.runs(
-        "trap 'exit 1' TERM PIPE\ncd \"$(mktemp -d)\"\nhead -c 9000000 /dev/zero > big\ntar -c big big big\nsleep 100"
+        f"trap 'exit 1' TERM PIPE\ncd {fake.base}\nhead -c 9000000 /dev/zero > big\ntar -c big\nsleep 100"
     )
     with pytest.raises(LimitReached):
         build(DEFINITION, fake.store, limits=UnpackLimits(bytes=1 << 20))

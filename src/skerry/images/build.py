@@ -1,7 +1,8 @@
 """Images from definitions, by mmdebstrap: its tar comes down a pipe and is unpacked like any other archive.
 
 So a build by a plain user (inside mmdebstrap's own user namespace) and one by root end alike, and nothing of
-the build is left on the host: mmdebstrap works in a mount namespace and a directory of its own.
+the build is left on the host: mmdebstrap works in a mount namespace of its own, so that its mounts end with it,
+and in a directory of its own.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ def build(
         rootfs = staging / "rootfs"
         rootfs.mkdir()
         command = [program, f"--mode={mode}", *_arguments(definition, staging)]
+        if mode == "root":
+            command[:0] = ["unshare", "--mount", "--propagation=private", "--"]
         environment = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
         environment |= {"PATH": PATH, "LC_ALL": "C.UTF-8", "HOME": "/nonexistent"}
         if mode == "root":

@@ -19,7 +19,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,7 +161,10 @@ class ImageStore:
         return self._load(digest, name)
 
     def sweep(self) -> None:
-        """Remove what a crash left behind. Raises OSError."""
+        """Remove what a crash left behind.
+
+        What cannot go yet stays for the next time: programs that the crashed one started may still be at work.
+        """
         abandoned: dict[Path, int] = {}
         with self._locked():
             for path in self.root.glob(f"{_STAGING}*"):
@@ -172,10 +175,9 @@ class ImageStore:
                 except BlockingIOError:
                     os.close(fd)
         for path, fd in abandoned.items():
-            try:
+            with suppress(OSError):
                 remove_tree(path)
-            finally:
-                os.close(fd)
+            os.close(fd)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -1,0 +1,163 @@
+"""Images built and imported for real, by mmdebstrap from the host's own mirrors."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from skerry.errors import ImageBuildFailed
+from skerry.images import store as store_module
+from skerry.images.build import build
+from skerry.images.definition import Definition
+from skerry.images.importer import import_archive
+from skerry.images.progress import Progress
+from skerry.images.store import Image, ImageStore
+from tests.support import require
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def minimal(*commands: tuple[str, ...], name: str = "minimal") -> Definition:
+    return Definition(name, "a test", "bookworm", ("tree",), commands, {"LANG": "C.UTF-8"})
+
+
+def mounts() -> list[str]:
+    return Path("/proc/self/mounts").read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> ImageStore:
+    require("mmdebstrap")
+    return ImageStore(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def built(store: ImageStore) -> Iterator[tuple[Image, list[Progress]]]:
+    before = mounts()
+    steps: list[Progress] = []
+    image = build(minimal(("sh", "-c", 'echo "$LANG as $(id -u)" > /made-by-command')), store, steps.append)
+    assert [line for line in mounts() if str(store.root) in line] == [
+        line for line in before if str(store.root) in line
+    ]
+    yield image, steps
+    store.remove("minimal", lambda _: False)
+
+
+def run_in(image: Image, *argv: str) -> str:
+    assert image.rootfs is not None
+    return subprocess.run(
+        ["chroot", "--userspec=1000:1000", image.rootfs, *argv], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_it_works_for_the_user(built: tuple[Image, list[Progress]]) -> None:
+    image, _ = built
+    assert run_in(image, "/bin/sh", "-c", "id -un; tree --version").split()[:2] == ["appuser", "tree"]
+    assert run_in(image, "/bin/cat", "/made-by-command") == "C.UTF-8 as 0\n"
+
+
+def test_nothing_of_the_host_is_in_it(built: tuple[Image, list[Progress]]) -> None:
+    image, _ = built
+    assert image.rootfs is not None
+    assert not (image.rootfs / "etc/apt/sources.list").exists()
+    assert not (image.rootfs / "etc/apt/apt.conf.d/00skerry").exists()
+    assert (image.rootfs / "etc/resolv.conf").read_text() == ""
+    assert (image.rootfs / "etc/hostname").read_text() == "skerry\n"
+    setuid = [
+        p for p in image.rootfs.rglob("*") if not p.is_symlink() and p.is_file() and p.stat().st_mode & 0o6000
+    ]
+    assert setuid == []
+
+
+def test_progress_is_real(built: tuple[Image, list[Progress]]) -> None:
+    _, steps = built
+    fractions = [step.fraction or 0.0 for step in steps]
+    assert fractions == sorted(fractions)
+    assert {step.step for step in steps} >= {
+        "reading the package lists",
+        "downloading the base system",
+        "installing packages",
+        "running the definition's commands",
+        "unpacking the new root filesystem",
+        "computing the digest",
+    }
+
+
+def test_only_the_image_is_left(store: ImageStore, built: tuple[Image, list[Progress]]) -> None:
+    digest = built[0].digest.removeprefix("sha256:")
+    assert sorted(p.name for p in store.root.iterdir()) == sorted([".lock", "names", digest])
+
+
+def test_a_failing_command_leaves_nothing(tmp_path: Path) -> None:
+    require("mmdebstrap")
+    store, before = ImageStore(tmp_path), mounts()
+    with pytest.raises(ImageBuildFailed) as caught:
+        build(minimal(("sh", "-c", "echo the reason >&2; exit 3")), store)
+    assert "the reason" in caught.value.detail["output"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "names"]
+    assert [line for line in mounts() if str(tmp_path) in line] == [
+        line for line in before if str(tmp_path) in line
+    ]
+
+
+_BUILD = """
+import sys
+from pathlib import Path
+from skerry.images.build import build
+from skerry.images.definition import Definition
+from skerry.images.store import ImageStore
+
+def report(progress):
+    print(progress.step, flush=True)
+
+build(Definition("x", "", "bookworm", (), (), {}), ImageStore(Path(sys.argv[1])), report)
+"""
+
+
+def at_work_in(folder: Path) -> list[int]:
+    """Descriptors of the processes that build there."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if b"TMPDIR=" + bytes(folder) in path.read_bytes():
+                found.append(os.pidfd_open(int(path.parent.name)))
+    assert found
+    return found
+
+
+def test_a_killed_builder_leaves_only_what_the_sweep_removes(tmp_path: Path) -> None:
+    require("mmdebstrap")
+    source = Path(store_module.__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", _BUILD, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(source)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert any("installing the base system" in line for line in process.stdout)
+        children = at_work_in(tmp_path)
+        process.send_signal(signal.SIGKILL)
+    for fd in children:
+        select.select([fd], [], [])  # the process has ended: nobody listened to it any more
+        os.close(fd)
+    ImageStore(tmp_path).sweep()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "names"]
+
+
+def test_the_archive_of_another_mmdebstrap_is_imported(tmp_path: Path) -> None:
+    archive = tmp_path / "root.tar.zst"
+    require("zstd")
+    subprocess.run(
+        [require("mmdebstrap"), "-q", "--variant=essential", "bookworm", archive], check=True, timeout=500
+    )
+    image = import_archive(archive, "imported", ImageStore(tmp_path / "images"))
+    assert run_in(image, "/bin/bash", "-c", "echo $((6 * 7)); id -u").split() == ["42", "1000"]
