@@ -168,7 +168,7 @@ def test_one_who_goes_away_takes_along_what_it_started(daemon: Daemon, environme
 def test_one_who_goes_away_with_its_input_stuck(daemon: Daemon, environment: str) -> None:
     with attached(daemon, environment, argv=["sleep", "34567"], stdin=True) as websocket:
         execution = started(websocket)
-        for _ in range(30):
+        for _ in range(80):
             websocket.send(b"\0" + b"x" * 4096)
         websocket.socket.shutdown(2)
     path = f"/environments/{environment}/executions/{execution['execution_id']}"

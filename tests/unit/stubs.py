@@ -212,9 +212,10 @@ class StubBackend:
 
     async def start(self, spec: InstanceSpec) -> Instance:
         self.fault("start", spec.environment_id)
-        self.alive.add(spec.environment_id)
         self.died[spec.environment_id] = asyncio.Event()
-        await asyncio.sleep(0)
+        for _ in range(5):  # a start has many steps, and each leaves something
+            self.alive.add(spec.environment_id)
+            await asyncio.sleep(0)
         self.fault("started", spec.environment_id)
         return Instance(spec.environment_id, "memory", "/workspace")
 

@@ -298,7 +298,7 @@ async def test_a_heartbeat_can_shorten_a_life() -> None:
 async def test_heartbeats_leave_no_timers_behind() -> None:
     clock = StubClock()
     manager = make_manager(StubBackend(), clock)
-    environment = await manager.create(policy=POLICY)
+    environment = await manager.create(policy=POLICY, lifetime=5000, idle=5000)
     for lifetime in range(2000, 1000, -1):
         manager.heartbeat(environment.id, lifetime)
     assert sum(not timer.canceled for timer in clock.timers) == 1

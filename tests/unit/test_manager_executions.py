@@ -8,6 +8,7 @@ import base64
 import pytest
 
 from skerry.errors import Busy, Conflict, ExecutionNotFound, GuestFailed, InvalidRequest
+from skerry.manager import execution as one
 from skerry.manager import executions as module
 from skerry.manager.commands import Command
 from skerry.manager.environments import Environment, EnvironmentManager
@@ -152,7 +153,7 @@ async def test_stop_while_it_is_being_started_kills_what_was_started() -> None:
 
 @asynchronous
 async def test_a_guest_that_does_not_kill_is_not_trusted_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KILL_GRACE", 0.02)
+    monkeypatch.setattr(one, "KILL_GRACE", 0.02)
     backend, _, environment, executions, channel = await setup()
     channel.obeys = False
     result = await executions.prepare(Command(argv=["x"], timeout=0.01)).run()
@@ -365,8 +366,8 @@ async def test_a_reader_that_goes_away_frees_the_program() -> None:
 
 @asynchronous
 async def test_a_killed_execution_ends_although_its_reader_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "READER_GRACE", 0.01)
-    _, _, _, executions, channel = await setup()
+    monkeypatch.setattr(one, "READER_GRACE", 0.01)
+    _, _, environment, executions, channel = await setup()
     execution = await executions.start(Command(argv=["yes"], timeout=0.01))
     execution.tap()
     executions.follow(execution)
@@ -375,6 +376,7 @@ async def test_a_killed_execution_ends_although_its_reader_stalls(monkeypatch: p
     await execution.over()
     assert execution.result is not None
     assert execution.result.outcome is Outcome.TIMED_OUT
+    assert environment.state is State.RUNNING
 
 
 @asynchronous

@@ -15,7 +15,8 @@ from skerry.daemon.http.executions import Start
 from skerry.daemon.http.requests import Body, Text, parse
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.manager.environments import EnvironmentManager
-from skerry.manager.executions import Execution, Executions
+from skerry.manager.execution import Execution
+from skerry.manager.executions import Executions
 from skerry.models import ExecutionResult, Outcome
 
 LOST = "skerry.lost"

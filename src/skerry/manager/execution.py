@@ -1,0 +1,286 @@
+"""One run of a command, from its place in a shell's line to a truthful result."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from skerry.backends.base import Sample
+from skerry.errors import Conflict, GuestFailed, InvalidRequest, SkerryError
+from skerry.guest.channel import Exit, GuestProcess
+from skerry.manager.commands import Command
+from skerry.manager.ids import new_id
+from skerry.manager.output import STDERR, STDOUT, Entry, Kept, Tap, joined
+from skerry.models import ExecutionInfo, ExecutionResult, Outcome, Usage
+
+if TYPE_CHECKING:
+    from skerry.manager.executions import Executions, Line
+
+KILL_GRACE = 10.0
+"""Seconds within which a guest must have killed what it was told to; one that has not is beyond trust."""
+READER_GRACE = 1.0
+"""Seconds that a reader has to take the last output of an execution that was killed."""
+
+EXIT_TIMED_OUT, EXIT_INTERNAL, EXIT_KILLED = 124, 125, 137
+
+
+class Execution:
+    """One run of a command: `begin()`, then `finish()`; `stop()` at any time, from anywhere."""
+
+    def __init__(self, home: Executions, command: Command, kept: Kept) -> None:
+        self.id = new_id()
+        self.command = command
+        self.started_at = time.time()
+        self.kept = kept
+        self.result: ExecutionResult | None = None
+        self.ended: asyncio.Future[ExecutionResult] = asyncio.get_running_loop().create_future()
+        self._home = home
+        self._start = command.start(home.variables)
+        self._process: GuestProcess | None = None
+        self._line: Line | None = None
+        self._place: asyncio.Future[bool] | None = None
+        self._cause: tuple[Outcome, str] | None = None
+        self._killer: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._taps: list[Tap] = []
+        self._sizes = {STDOUT: 0, STDERR: 0}
+        self._before = Sample(None, 0)
+        self._began = 0.0
+
+    @property
+    def info(self) -> ExecutionInfo:
+        result = self.result
+        return ExecutionInfo(
+            execution_id=self.id,
+            environment_id=self._home.environment_id,
+            command=self.command.label,
+            state="running" if result is None else "ended",
+            started_at=self.started_at,
+            pid=self._process.pid if self._process is not None else 0,
+            pty=self.command.pty is not None,
+            outcome="" if result is None else str(result.outcome),
+            exit_code=None if result is None else result.exit_code,
+        )
+
+    async def run(self, stdin: bytes | None = None) -> ExecutionResult:
+        """From begin to end, with `stdin` fed to it. Raises what `begin()` does."""
+        await self.begin()
+        feeder = asyncio.create_task(self._feed(stdin)) if stdin is not None else None
+        try:
+            return await self.finish()
+        finally:
+            if feeder is not None:
+                feeder.cancel()
+
+    async def begin(self) -> None:
+        """Wait for the shell's turn and start the program. A program that does not exist is no error.
+
+        Raises Busy, InvalidRequest, GuestFailed.
+        """
+        home = self._home
+        try:
+            if self.command.shell and not await self._turn():
+                return
+            if len(home.running) == 1:
+                home.reset_peak()
+            self._before = home.sample()
+            self._began = time.monotonic()
+            self._process = await home.channel.start(self._start)
+        except BaseException as error:
+            if isinstance(error, GuestFailed) and self._cause is not None:
+                return  # the environment went away: `finish()` says so
+            self._leave()
+            self.ended.cancel()
+            raise
+        if self._cause is not None:
+            self._kill()
+        elif self.command.timeout is not None:
+            timeout = self.command.timeout
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(
+                timeout, self.stop, Outcome.TIMED_OUT, f"killed after {timeout:.10g} s"
+            )
+
+    async def finish(self) -> ExecutionResult:
+        """Pass the output on until the program has ended."""
+        exit: Exit | None = None
+        lost = ""
+        try:
+            if self._process is not None:
+                async for stream, data in self._process.output():
+                    await self._emit(stream, data)
+                exit = await self._process.wait()
+                if self._killer is not None:
+                    await self._process.kill()  # its end is not the end of what it started
+        except GuestFailed as error:
+            lost = error.message
+        except BaseException:
+            self._leave()
+            self.ended.cancel()
+            raise
+        result = await self._conclude(exit, lost)
+        self.result = result
+        self._leave()
+        self.ended.set_result(result)
+        return result
+
+    def stop(self, outcome: Outcome, message: str) -> None:
+        """Kill it with everything that it started; the first reason given is the one reported."""
+        self._give_up(outcome, message)
+        if self._process is not None and not self.ended.done():
+            self._kill()
+
+    def abandon(self, outcome: Outcome, message: str) -> None:
+        """The environment is going away and takes the execution with it."""
+        self._give_up(outcome, message)
+        for tap in self._taps:
+            tap.release()
+
+    async def over(self) -> None:
+        """Returns when it has ended, however it did."""
+        await asyncio.wait((self.ended,))
+
+    def signal(self, number: int) -> None:
+        """Raises InvalidRequest, Conflict."""
+        if not 1 <= number <= 64:
+            raise InvalidRequest(f"{number} is not a signal", hint="1 to 64; 2 is SIGINT, 15 is SIGTERM")
+        self._live().signal(number)
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Raises InvalidRequest, Conflict."""
+        if not (0 < rows < 1 << 16 and 0 < cols < 1 << 16):
+            raise InvalidRequest("a terminal has between 1 and 65535 rows and columns")
+        if self.command.pty is None:
+            raise Conflict("the execution has no terminal")
+        self._live().resize(rows, cols)
+
+    async def write(self, data: bytes) -> None:
+        """Feed stdin; waits while the program does not read. Raises Conflict, GuestFailed."""
+        await self._input().write(data)
+
+    async def close_stdin(self) -> None:
+        """Raises Conflict, GuestFailed."""
+        await self._input().close_stdin()
+
+    def tap(self) -> Tap:
+        """The recent output and, while it runs, what follows: unread, it stops the program. See `untap()`."""
+        tap = Tap(self.kept.entries())
+        if self.result is None:
+            self._taps.append(tap)
+        else:
+            tap.close()
+        return tap
+
+    def untap(self, tap: Tap) -> None:
+        if tap in self._taps:
+            self._taps.remove(tap)
+        tap.close()
+
+    # ---- what happens inside ----
+
+    async def _turn(self) -> bool:
+        line = self._home.line(self.command.shell_id)
+        self._place = line.join()
+        try:
+            mine = self._place is None or await self._place
+        except asyncio.CancelledError:
+            if self._place is not None and self._place.done():
+                line.leave()
+            raise
+        if mine:
+            self._line = line
+        return mine
+
+    async def _emit(self, stream: int, data: bytes) -> None:
+        entry = Entry(time.time(), self.id, stream, data)
+        self._sizes[stream] += len(data)
+        self.kept.add(entry)
+        self._home.log.add(entry)
+        if self._taps:
+            for tap in tuple(self._taps):
+                await tap.put(entry)
+
+    async def _feed(self, data: bytes) -> None:
+        # A program may end, or close its stdin, without reading everything.
+        with contextlib.suppress(SkerryError):
+            await self.write(data)
+            await self.close_stdin()
+
+    def _give_up(self, outcome: Outcome, message: str) -> None:
+        if self._cause is None and self.result is None:
+            self._cause = (outcome, message)
+        if self._place is not None and not self._place.done():
+            self._place.set_result(False)
+
+    def _kill(self) -> None:
+        if self._killer is None:
+            self._killer = asyncio.create_task(self._kill_tree())
+
+    async def _kill_tree(self) -> None:
+        try:
+            async with asyncio.timeout(KILL_GRACE):
+                await self._live().kill()
+                await asyncio.wait((self.ended,), timeout=READER_GRACE)
+                for tap in self._taps:
+                    tap.release()
+                await self.over()
+        except TimeoutError:
+            self._home.lost("the guest did not kill what it was told to")
+        except SkerryError:
+            pass  # the guest is gone or the program has ended: `finish()` knows which
+
+    async def _conclude(self, exit: Exit | None, lost: str) -> ExecutionResult:
+        duration = time.monotonic() - self._began if self._process is not None else 0.0
+        usage, oom = (Usage(), False) if self._process is None else await self._home.usage_since(self._before)
+        code = EXIT_KILLED if exit is None else exit.code
+        message = ""
+        if self._cause is not None:
+            outcome, message = self._cause
+            if outcome is Outcome.TIMED_OUT:
+                code = EXIT_TIMED_OUT
+            elif outcome is Outcome.INTERNAL:
+                code = EXIT_INTERNAL
+        elif oom and code != 0:
+            outcome, code = Outcome.OOM_KILLED, EXIT_KILLED
+            message = "killed: the environment's memory is used up"
+        elif exit is None:
+            outcome, code, message = Outcome.INTERNAL, EXIT_INTERNAL, f"the environment went away: {lost}"
+        elif exit.signal is not None:
+            outcome = Outcome.SIGNALED
+        else:
+            outcome = Outcome.FAILED if code else Outcome.COMPLETED
+        entries = self.kept.entries()
+        return ExecutionResult(
+            execution_id=self.id,
+            outcome=outcome,
+            exit_code=code,
+            stdout_bytes=joined(entries, STDOUT),
+            stderr_bytes=joined(entries, STDERR),
+            stdout_size=max(self._sizes[STDOUT], exit.stdout_size if exit is not None else 0),
+            stderr_size=max(self._sizes[STDERR], exit.stderr_size if exit is not None else 0),
+            duration_seconds=duration,
+            usage=usage,
+            message=message,
+        )
+
+    def _leave(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for tap in self._taps:
+            tap.close()
+        self._taps.clear()
+        line, self._line = self._line, None
+        self._home.leave(self, line)
+
+    def _live(self) -> GuestProcess:
+        if self._process is None or self.ended.done():
+            state = "has not started yet" if self._process is None else "has ended"
+            raise Conflict(f"the execution {state}")
+        return self._process
+
+    def _input(self) -> GuestProcess:
+        if not self.command.stdin:
+            raise Conflict("the execution has no stdin", hint="start it with stdin")
+        return self._live()
