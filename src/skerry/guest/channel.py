@@ -44,6 +44,10 @@ READ_MAX = frames.PAYLOAD_MAX
 WRITE_MAX = 120 * 1024
 START_MAX = frames.PAYLOAD_MAX
 HANDSHAKE_SECONDS = 20.0
+PROCESSES_MAX = 2049
+"""More than a guest holds."""
+REQUESTS = 1 << 31
+"""Ids below this are executions', which an earlier connection may have given; those above are requests'."""
 
 _EXIT = struct.Struct("<iIQQQQQ")
 _STARTED = struct.Struct("<IQQ")
@@ -129,10 +133,12 @@ class GuestProcessInfo(NamedTuple):
 class GuestProcess:
     """One execution, as seen through the channel that started it or attached to it."""
 
-    def __init__(self, channel: Channel, id_: int) -> None:
+    def __init__(self, channel: Channel, id_: int, *, attaching: bool = False) -> None:
         self.id = id_
         self.pid = 0
         self._channel = channel
+        self._attaching = attaching
+        """What comes before the answer to an attach is meant for somebody else."""
         loop = channel.loop
         self._started: asyncio.Future[None] = loop.create_future()
         self._exit: asyncio.Future[Exit] = loop.create_future()
@@ -210,12 +216,15 @@ class GuestProcess:
     # What the guest said; called by the channel.
 
     def on_frame(self, frame: Frame) -> None:
+        if self._attaching and frame.type not in (Type.STARTED, Type.ERROR):
+            return
         if frame.type == Type.OUTPUT:
             self._on_output(frame.payload)
         elif frame.type == Type.STARTED:
             if len(frame.payload) != _STARTED.size:
                 raise ProtocolError("STARTED of the wrong size")
             self.pid = _STARTED.unpack(frame.payload)[0]
+            self._attaching = False
             if not self._started.done():
                 self._started.set_result(None)
         elif frame.type == Type.EXIT:
@@ -292,7 +301,8 @@ class Channel(asyncio.Protocol):
         self._hello.add_done_callback(_retrieve)
         self._transport: asyncio.WriteTransport | None = None
         self._parser = frames.Parser()
-        self._next = 0
+        self._last_process = 0
+        self._last_request = REQUESTS
         self._processes: dict[int, GuestProcess] = {}
         self._requests: dict[int, asyncio.Future[bytes]] = {}
 
@@ -322,28 +332,38 @@ class Channel(asyncio.Protocol):
         runs another command), LimitReached, GuestFailed.
         """
         payload = start.encode()
-        self.check_open()
-        process = GuestProcess(self, self._id())
-        self._processes[process.id] = process
-        self.send(Type.START, process.id, payload)
-        try:
-            await process.started()
-        except asyncio.CancelledError:
-            self.send(Type.KILL, process.id)
-            raise
-        except SkerryError:
-            self._processes.pop(process.id, None)
-            raise
-        return process
+        for _ in range(PROCESSES_MAX):
+            self.check_open()
+            self._last_process = self._last_process % (REQUESTS - 1) + 1
+            process = GuestProcess(self, self._last_process)
+            self._processes[process.id] = process
+            self.send(Type.START, process.id, payload)
+            try:
+                await process.started()
+            except asyncio.CancelledError:
+                self.send(Type.KILL, process.id)
+                raise
+            except Conflict:  # something that an earlier connection started has this id
+                self._processes.pop(process.id, None)
+                continue
+            except SkerryError:
+                self._processes.pop(process.id, None)
+                raise
+            return process
+        raise GuestFailed("the guest says that every id is in use")
 
     async def attach(self, process_id: int) -> GuestProcess:
-        """Take over a running execution and see its recent output again. Raises ExecutionNotFound, GuestFailed."""
+        """Take over an execution and see its recent output again; whoever had it before on this channel loses it.
+
+        Raises ExecutionNotFound, GuestFailed.
+        """
         self.check_open()
-        process = GuestProcess(self, process_id)
+        if (before := self._processes.get(process_id)) is not None:
+            before.fail(GuestFailed("somebody else has attached to the execution"))
+        process = GuestProcess(self, process_id, attaching=True)
         # The replay comes on top of the fresh window.
         process._credit = {1: WINDOW + 65536, 2: WINDOW + 65536}
         self._processes[process_id] = process
-        self._next = max(self._next, process_id)
         self.send(Type.ATTACH, process_id, struct.pack("<I", WINDOW))
         try:
             await process.started()
@@ -422,13 +442,9 @@ class Channel(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frames.encode(type_, id_, payload))
 
-    def _id(self) -> int:
-        self._next = self._next % 0xFFFFFFF0 + 1
-        return self._next
-
     async def _request(self, type_: Type, payload: bytes = b"") -> bytes:
         self.check_open()
-        id_ = self._id()
+        self._last_request = id_ = REQUESTS | (self._last_request + 1) % REQUESTS
         future: asyncio.Future[bytes] = self.loop.create_future()
         future.add_done_callback(_retrieve)
         self._requests[id_] = future
