@@ -605,6 +605,14 @@ static void apply_idmaps(pid_t pid)
     }
 }
 
+/* What the daemon ignores, or its C library does, nobody inside shall. By hand: libraries keep some for themselves. */
+static void default_signals(void)
+{
+    static const uint64_t nothing[4];
+    for (int number = 1; number <= 64; number++)
+        syscall(SYS_rt_sigaction, number, nothing, NULL, 8);
+}
+
 int sk_launch_main(void)
 {
     struct cursor c = { 0 };
@@ -613,6 +621,7 @@ int sk_launch_main(void)
     char go;
 
     umask(022);
+    default_signals();
     signal(SIGPIPE, SIG_IGN);
     check(fcntl(1, F_SETFD, FD_CLOEXEC), "status", "");
     check(chdir("/"), "chdir", "/");

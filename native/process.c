@@ -237,9 +237,9 @@ void sk_process_stdin(uint32_t id, const uint8_t *data, size_t len)
 {
     static const uint8_t end_of_transmission[1] = { 4 };
     struct sk_process *p = find(id);
-    if (p == NULL || p->input_ended)
+    if (p == NULL)
         return;
-    if (p->in.fd < 0) {
+    if (p->in.fd < 0 || p->input_ended) {
         grant_input(p, len);
         return;
     }
@@ -287,10 +287,11 @@ static void advance(struct sk_process *p)
         bool pty = p->flags & SK_FLAG_PTY, waiting = false;
         for (int i = 0; i < 2; i++) {
             struct stream *s = &p->out[i];
-            while (s->source.fd >= 0 && (pty || s->total < s->target) && take(s))
+            while (s->source.fd >= 0 && s->total < s->target && take(s))
                 ;
             bool late = pty && sk_now_ms() - p->since > PTY_PATIENCE_MS;
-            waiting |= s->source.fd >= 0 && (pty ? !late : s->total < s->target);
+            /* Not armed: there is no credit for what it may still hold. */
+            waiting |= s->source.fd >= 0 && s->total < s->target && (!late || s->source.armed == 0);
         }
         if (waiting && p->attached && sk_connected() && !p->killing) {
             if (pty)
@@ -321,7 +322,9 @@ void sk_process_exited(struct sk_process *p, int code, int signo, const struct r
     for (int i = 0; i < 2; i++) {
         int available = 0;
         struct stream *s = &p->out[i];
-        if (s->source.fd >= 0 && ioctl(s->source.fd, FIONREAD, &available) == 0)
+        if (p->flags & SK_FLAG_PTY) /* cannot tell; it holds less than this */
+            s->target = s->total + SK_CHUNK;
+        else if (s->source.fd >= 0 && ioctl(s->source.fd, FIONREAD, &available) == 0)
             s->target = s->total + (uint64_t)available;
     }
     advance(p);
@@ -335,10 +338,19 @@ void sk_process_notice(struct sk_process *p, const char *text)
         len = sizeof line - 1;
     memcpy(line + 1, text, len);
     remember(&p->out[1], line + 1, len);
+    uint64_t room = p->limit - p->out[1].total; /* nothing has been taken yet that could exceed it */
     p->out[1].total += len;
+    if (len > room)
+        len = (size_t)room;
     p->out[1].sent += len;
-    if (p->attached)
+    if (p->attached && len > 0)
         send_output(&p->out[1], line + 1, len);
+}
+
+const char *sk_step_text(int step)
+{
+    static const char *const steps[] = { "", "program", "working directory", "user", "fork", "limits" };
+    return steps[step >= 0 && step <= SK_STEP_LIMITS ? step : 0];
 }
 
 /* One report, if there is one. May free p. */
@@ -365,8 +377,7 @@ static bool read_report(struct sk_process *p)
         sk_process_notice(p, text);
         sk_process_exited(p, missing ? 127 : 126, 0, NULL);
     } else {
-        static const char *const steps[] = { "", "", "working directory", "user", "fork", "limits" };
-        sk_process_abort(p, report.error, steps[report.value <= SK_STEP_LIMITS ? report.value : 0]);
+        sk_process_abort(p, report.error, sk_step_text(report.value));
     }
     return true;
 }
@@ -921,6 +932,7 @@ void sk_process_attach(uint32_t id, uint32_t credit)
             send_output(s, chunk + 1, have);
         s->credit = credit;
     }
+    grant_input(p, p->pending_len < STDIN_WINDOW ? STDIN_WINDOW - p->pending_len : 0);
     if (p->told)
         tell(p);
     else

@@ -273,7 +273,7 @@ static void report_ready(struct sk_source *source, uint32_t events)
     sh->broken = true;
     remove_files(sh->number);
     if (p != NULL)
-        sk_process_abort(p, n == sizeof report ? report.error : EIO, "the shell could not be started");
+        sk_process_abort(p, n == sizeof report ? report.error : EIO, sk_step_text(n == sizeof report ? report.value : 0));
 }
 
 /* ---- starting ---- */

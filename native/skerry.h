@@ -170,6 +170,7 @@ void sk_process_hold_input(struct sk_process *process, bool hold); /* while held
 void sk_process_started(struct sk_process *process, pid_t pid);
 void sk_process_exited(struct sk_process *process, int code, int signo, const struct rusage *usage);
 void sk_process_notice(struct sk_process *process, const char *text); /* a line on its stderr */
+const char *sk_step_text(int step); /* the host knows these words */
 int sk_cap_limit(int resource, rlim_t value); /* soft and hard, never above what they are */
 pid_t sk_supervise(const struct sk_start *start, const int stdio[3], bool pty, int report_fd, const int extra[2]);
 

@@ -30,11 +30,6 @@ TEST_SECONDS = 50.0
 new_event_loop().close()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs(what): a behaviour of backends that give this: see kinds.GIVES")
-    config.addinivalue_line("markers", "posix: a behaviour of stateful shells that a plain sh shows as well")
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = os.path.dirname(__file__)

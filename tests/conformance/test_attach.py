@@ -122,6 +122,27 @@ async def test_attaching_after_the_end_gives_output_and_end(box: Box) -> None:
     assert [(info.running, info.code) for info in await box.channel.processes()] == [(False, 9)]
 
 
+async def test_input_that_was_not_taken_yet_counts_after_attaching(box: Box) -> None:
+    await box.sh("mkfifo taking")
+    process = await box.start("sh", "-c", "read go <taking; exec wc -c", stdin=True, keep=True)
+    first = asyncio.ensure_future(process.write(b"a" * BIG))
+    await box.channel.ping()
+    for _ in range(3):
+        await exchange(box)
+        again = await box.channel.attach(process.id)
+        second = asyncio.ensure_future(again.write(b"b" * 100_000))
+        await box.channel.ping()
+        assert not second.done()
+    await first
+    await box.sh("echo >taking")
+    await second
+    await again.close_stdin()
+    result = await finish(again)
+    # What the first connection could send before it ended, and all of the last one's.
+    assert 100_000 <= int(result.stdout) <= 100_000 + 2 * 65536 + 65536
+    again.forget()
+
+
 async def test_attaching_to_what_never_was_fails(box: Box) -> None:
     with pytest.raises(ExecutionNotFound):
         await box.channel.attach(123456)

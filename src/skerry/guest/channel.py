@@ -363,6 +363,7 @@ class Channel(asyncio.Protocol):
         process = GuestProcess(self, process_id, attaching=True)
         # The replay comes on top of the fresh window.
         process._credit = {1: WINDOW + 65536, 2: WINDOW + 65536}
+        process._stdin_credit = 0  # the guest says how much it takes
         self._processes[process_id] = process
         self.send(Type.ATTACH, process_id, struct.pack("<I", WINDOW))
         try:
