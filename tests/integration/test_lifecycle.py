@@ -159,10 +159,10 @@ def test_an_environment_whose_guest_is_killed_ends_with_a_reason(
         connection.request(
             "POST", f"/environments/{environment}/execute", json.dumps({"command": "echo begun; sleep 1000"})
         )
-        pid = json.loads((home / "instances" / environment / "instance.json").read_text())["pid"]
         path = f"/environments/{environment}"
         daemon.wait_for_output(environment, "begun")
-        os.kill(pid, signal.SIGKILL)
+        (guest,) = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text().split()
+        os.kill(int(guest), signal.SIGKILL)
         result = json.loads(connection.getresponse().read())
         connection.close()
         assert (result["outcome"], result["exit_code"]) == ("internal", 125)
