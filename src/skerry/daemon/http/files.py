@@ -142,11 +142,14 @@ async def _read(
 ) -> AsyncGenerator[bytes, None]:
     with manager.using(ref) as channel:
         left = length if length is not None else 1 << 63
-        while data := await channel.read(path, offset, min(left, READ_MAX)):
-            yield data
-            offset += len(data)
-            left -= len(data)
-            if left <= 0:
+        while True:
+            wanted = min(left, READ_MAX)
+            data = await channel.read(path, offset, wanted)
+            if data:
+                yield data
+            offset += wanted
+            left -= wanted
+            if len(data) < wanted or left <= 0:
                 return
 
 
