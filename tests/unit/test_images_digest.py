@@ -79,10 +79,10 @@ def test_owners_count(tmp_path: Path, owner: tuple[int, int]) -> None:
 
 
 def test_structure_cannot_be_imitated_by_names(tmp_path: Path) -> None:
-    """A file in a directory and one beside it differ only in where the directory ends."""
-    for top, place in ((tmp_path / "one", "d/f"), (tmp_path / "two", "f")):
+    """A directory in another and one beside it differ only in where the other ends."""
+    for top, place in ((tmp_path / "one", "d/e"), (tmp_path / "two", "e")):
         (top / "d").mkdir(parents=True)
-        (top / place).touch()
+        (top / place).mkdir()
     assert tree_digest(tmp_path / "one")[0] != tree_digest(tmp_path / "two")[0]
 
 

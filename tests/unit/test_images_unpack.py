@@ -201,8 +201,9 @@ def test_chains_and_loops_of_symlinks(place: Place) -> None:
 def test_dangling_symlinks_that_grow_are_refused(place: Place) -> None:
     with pytest.raises(InvalidRequest):
         place.unpack(symlink(b"a", b"a/a/b") + file(b"a/evil"))
+    endless = b"".join(symlink(b"l%d" % i, b"m%d/../l%d" % (i, i + 1)) for i in range(2000))
     with pytest.raises(InvalidRequest):
-        place.unpack(b"".join(symlink(b"l%d" % i, b"l%d/d" % (i + 1)) for i in range(60)) + file(b"l0/evil"))
+        place.unpack(endless + file(b"l0/evil"))
 
 
 def test_proc_magic_links_lead_nowhere(place: Place) -> None:
