@@ -100,6 +100,12 @@ def test_directories(daemon: Daemon, environment: str) -> None:
     assert daemon.call("GET", at(environment, "/stat", path="a"), expect=404)["code"] == "file_missing"
 
 
+def test_a_long_listing(daemon: Daemon, environment: str) -> None:
+    daemon.execute(environment, "mkdir many; cd many; touch $(seq 1 2500)")
+    listed = daemon.call("GET", at(environment, "/list", path="many"))["entries"]
+    assert {row["path"].rsplit("/", 1)[-1] for row in listed} == {str(number) for number in range(1, 2501)}
+
+
 @pytest.mark.parametrize(
     ("path", "status", "code"),
     [

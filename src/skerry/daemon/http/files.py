@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import contextlib
@@ -26,6 +27,9 @@ from skerry.errors import InvalidRequest
 from skerry.guest import files
 from skerry.guest.channel import READ_MAX, WRITE_MAX, Channel
 from skerry.manager.environments import EnvironmentManager
+from skerry.models import FileInfo
+
+ENTRIES_AT_ONCE = 500
 
 
 class Write(Body):
@@ -88,7 +92,7 @@ def routes(manager: EnvironmentManager) -> APIRouter:
             found = await files.list_directory(
                 channel, parameters.get("path", "."), flag(parameters, "recursive")
             )
-        return reply({"entries": [entry.to_dict() for entry in found]})
+        return Stream(_entries(found), "application/json")
 
     @router.post("/mkdir")
     async def mkdir(ref: str, request: Request) -> Response:
@@ -168,6 +172,16 @@ async def _write(channel: Channel, path: str, offset: int | None, chunks: AsyncI
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
+
+
+async def _entries(found: list[FileInfo]) -> AsyncGenerator[bytes, None]:
+    """A listing as JSON, in pieces: the largest would keep everybody else waiting."""
+    yield b'{"entries":['
+    for at in range(0, len(found), ENTRIES_AT_ONCE):
+        rows = [line(entry.to_dict()) for entry in found[at : at + ENTRIES_AT_ONCE]]
+        yield (b"," if at else b"") + b",".join(rows)
+        await asyncio.sleep(0)
+    yield b"]}"
 
 
 async def _archive(
