@@ -797,6 +797,7 @@ void sk_process_credit(uint32_t id, int stream, uint32_t bytes)
 static void read_tree(struct sk_process *p)
 {
     tree.count = 0;
+    tree.dying = false;
     if (!sk_shell_tree(p, &tree) && p->supervisor != 0)
         sk_tree_read(&tree, p->supervisor, 0, NULL);
 }
@@ -871,8 +872,9 @@ void sk_process_tick(void)
                 /* It forks faster than it can be found. This cannot be outrun, and spares nobody else either. */
                 kill(-1, SIGKILL);
             }
-            /* The last report is awaited, so that the end is told as it was. */
-            if (gone && ((p->supervisor == 0 && p->exited) || sk_now_ms() - p->since > 2 * KILL_PATIENCE_MS))
+            /* The last report is awaited, so that the end is told as it was; and the dead, which keep their places
+             * under the process limit until then. */
+            if (gone && ((p->supervisor == 0 && p->exited && !tree.dying) || sk_now_ms() - p->since > 2 * KILL_PATIENCE_MS))
                 finish_kill(p);
         }
         advance(p);

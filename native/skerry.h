@@ -189,13 +189,14 @@ enum { SK_STEP_EXEC = 1, SK_STEP_CWD, SK_STEP_USER, SK_STEP_FORK, SK_STEP_LIMITS
 #define SK_TREE_MAX 8192
 
 struct sk_tree {
+    bool dying; /* children of the root have ended that it has not taken notice of yet */
     size_t count;
     pid_t pids[SK_TREE_MAX];
 };
 
 /* All live descendants of `root` (itself not included), less `spare` and the pids in `survivors`. */
 void sk_tree_read(struct sk_tree *tree, pid_t root, pid_t spare, const struct sk_tree *survivors);
-pid_t sk_parent_of(pid_t pid);
+pid_t sk_parent_of(pid_t pid); /* 0 if it is gone or dead */
 
 /* ---- shell.c: stateful shells ---- */
 

@@ -19,8 +19,9 @@ struct entry {
 
 static struct entry entries[SK_TREE_MAX];
 
-/* The parent of a process, 0 if it is gone or a zombie. */
-pid_t sk_parent_of(pid_t pid)
+/* The parent of a process, 0 if it is gone. A dead one only waits for its parent to take notice; one whose first
+ * thread has ended looks the same, and is not. */
+static pid_t look(pid_t pid, bool *dead)
 {
     char path[32], text[512];
     snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
@@ -34,10 +35,19 @@ pid_t sk_parent_of(pid_t pid)
     text[n] = 0;
     char *end = strrchr(text, ')'); /* the name before it may hold anything */
     char state;
-    int parent;
-    if (end == NULL || sscanf(end + 1, " %c %d", &state, &parent) != 2 || state == 'Z' || state == 'X')
+    int parent, threads;
+    if (end == NULL || sscanf(end + 1, " %c %d %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %d", &state,
+                              &parent, &threads) != 3)
         return 0;
+    *dead = state == 'X' || (state == 'Z' && threads <= 1);
     return (pid_t)parent;
+}
+
+pid_t sk_parent_of(pid_t pid)
+{
+    bool dead;
+    pid_t parent = look(pid, &dead);
+    return parent != 0 && !dead ? parent : 0;
 }
 
 static bool listed(const struct sk_tree *tree, pid_t pid)
@@ -52,14 +62,18 @@ void sk_tree_read(struct sk_tree *tree, pid_t root, pid_t spare, const struct sk
 {
     size_t count = 0;
     tree->count = 0;
+    tree->dying = false;
     DIR *dir = opendir("/proc");
     if (dir == NULL)
         return;
     for (struct dirent *d; (d = readdir(dir)) != NULL && count < SK_TREE_MAX;) {
         if (d->d_name[0] < '1' || d->d_name[0] > '9')
             continue;
-        pid_t pid = (pid_t)atoi(d->d_name), parent = sk_parent_of(pid);
-        if (parent != 0)
+        bool dead = false;
+        pid_t pid = (pid_t)atoi(d->d_name), parent = look(pid, &dead);
+        if (dead)
+            tree->dying |= parent == root;
+        else if (parent != 0)
             entries[count++] = (struct entry){ pid, parent, false };
     }
     closedir(dir);
