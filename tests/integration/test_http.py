@@ -251,7 +251,7 @@ def test_background_executions(daemon: Daemon, environment: str) -> None:
     assert found["result"]["stdout"] == "hello\ngot world\n"
     _, headers, log_text = daemon.raw("GET", f"/environments/{environment}/logs")
     assert headers["content-type"] == "application/x-ndjson"
-    assert [json.loads(row)["data"] for row in log_text.splitlines()] == ["hello\n", "got world\n"]
+    assert "".join(json.loads(row)["data"] for row in log_text.splitlines()) == "hello\ngot world\n"
     assert daemon.call("POST", f"{one}/signal", {"signal": 15}, expect=409)["code"] == "conflict"
     assert daemon.call("GET", f"{path}/nothing", expect=404)["code"] == "execution_not_found"
 
