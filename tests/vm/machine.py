@@ -50,7 +50,8 @@ class MachineFailed(Exception):
 
 def missing() -> str:
     """Why no virtual machine can run here; empty if one can."""
-    packages = [package for tool, package in TOOLS.items() if not shutil.which(tool, path=_path())]
+    tools = TOOLS if os.geteuid() == 0 else {**TOOLS, "newuidmap": "uidmap"}
+    packages = [package for tool, package in tools.items() if not shutil.which(tool, path=_path())]
     if platform.machine() != "x86_64":
         return "the virtual machine is made for x86_64"
     if sys.version_info[:2] != PYTHON:
