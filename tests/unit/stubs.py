@@ -246,7 +246,7 @@ class StubBackend:
     async def list(self) -> list[str]:
         return sorted(self.alive)
 
-    async def usage(self, environment_id: str) -> Usage:
+    async def usage(self, environment_id: str, *, io: bool = True) -> Usage:
         return Usage(
             cpu_seconds=self.cpu_seconds, memory_bytes=1, memory_peak_bytes=2, oom_kills=self.oom_kills
         )

@@ -85,8 +85,8 @@ class Backend(Protocol):
         """Ids of all instances (and leftovers of instances) of this home on this host."""
         ...
 
-    async def usage(self, environment_id: str) -> Usage:
-        """Kernel counters. Raises EnvironmentNotFound."""
+    async def usage(self, environment_id: str, *, io: bool = True) -> Usage:
+        """Kernel counters; without `io` only what is cheap to read. Raises EnvironmentNotFound."""
         ...
 
     def sample(self, environment_id: str) -> Sample: ...

@@ -74,7 +74,7 @@ class FakeBackend:
     async def list(self) -> list[str]:
         return list_directories(self._instances)
 
-    async def usage(self, environment_id: str) -> Usage:
+    async def usage(self, environment_id: str, *, io: bool = True) -> Usage:
         self._get(environment_id)
         return Usage()
 

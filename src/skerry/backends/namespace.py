@@ -129,8 +129,8 @@ class NamespaceBackend:
     async def list(self) -> list[str]:
         return sorted({*list_directories(self._instances), *self._cgroups.list()})
 
-    async def usage(self, environment_id: str) -> Usage:
-        return self._get(environment_id).cgroup.usage()
+    async def usage(self, environment_id: str, *, io: bool = True) -> Usage:
+        return self._get(environment_id).cgroup.usage(io=io)
 
     def sample(self, environment_id: str) -> Sample:
         cpu, oom_kills = self._get(environment_id).cgroup.sample()

@@ -70,15 +70,16 @@ class Cgroup:
         """(CPU time in ns, OOM kills) so far, as cheaply as can be; None: this machine cannot tell."""
         return self._cpu_ns(), self.oom_kills()
 
-    def usage(self) -> Usage:
+    def usage(self, *, io: bool = True) -> Usage:
         """What the kernel counted; None for what it does not count here, and for everything once removed.
 
         Without the io controller of v2, I/O is the sum over the living processes, each with the children that
         it has waited for. (v1's blkio does not see what is written through the page cache, and in recent
-        kernels nothing at all on devices that are not throttled.)
+        kernels nothing at all on devices that are not throttled.) That takes longer the more there are: without
+        `io` it is left out.
         """
         cpu_ns = self._cpu_ns()
-        read, written = self._io()
+        read, written = self._io() if io else (None, None)
         return Usage(
             cpu_seconds=None if cpu_ns is None else cpu_ns / 1e9,
             memory_bytes=_number(self._read("memory", "memory.usage_in_bytes", "memory.current")),

@@ -132,7 +132,7 @@ class Executions:
         """What was used since, and whether the kernel killed something for want of memory."""
         after = self.sample()
         try:
-            now = await self.backend.usage(self.environment_id)
+            now = await self.backend.usage(self.environment_id, io=False)
         except SkerryError:
             now = Usage()
         cpu = None
