@@ -121,7 +121,7 @@ class ScriptedServer:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(f"{self.home}/daemon.sock")
         self._listener.listen(64)
-        self._threads = [threading.Thread(target=self._accept)]
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
     def _accept(self) -> None:
@@ -131,7 +131,7 @@ class ScriptedServer:
             except OSError:
                 return
             self.connections += 1
-            thread = threading.Thread(target=self._serve, args=(sock,))
+            thread = threading.Thread(target=self._serve, args=(sock,), daemon=True)
             self._threads.append(thread)
             thread.start()
 

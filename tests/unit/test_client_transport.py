@@ -130,6 +130,27 @@ def test_a_connection_that_was_closed_is_not_used_again(client: Make) -> None:
         c.close()
 
 
+def test_a_connection_with_an_answer_nobody_asked_for_is_not_used_again(client: Make) -> None:
+    """It would be taken for the answer to the next request, and all later ones would be off by one."""
+    sent = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.respond("right")
+        if not sent.is_set():
+            peer.respond("nobody asked")
+            sent.set()
+            peer.request()
+
+    with serving(script) as server:
+        c = client()
+        assert c.call("GET", "/1") == "right"
+        assert sent.wait(10)
+        assert c.call("POST", "/2", json={}) == "right"
+        assert server.connections == 2
+        c.close()
+
+
 def close_on_second(seen: list[str]) -> Callable[[Peer], None]:
     """The first connection answers once and then hangs up on the next request, having read it."""
 
