@@ -80,6 +80,11 @@ static struct sk_process *find(uint32_t id)
     return p;
 }
 
+bool sk_process_killing(const struct sk_process *p)
+{
+    return p->killing;
+}
+
 static bool ticking_needed(void)
 {
     for (struct sk_process *p = processes; p != NULL; p = p->next)
@@ -844,6 +849,7 @@ static void finish_kill(struct sk_process *p)
     if (!p->exited && !sk_shell_break(p))
         sk_process_exited(p, 128 + SIGKILL, SIGKILL, NULL);
     p->killing = false;
+    sk_shell_detach(p);
     sk_send(SK_KILLED, p->id, NULL, 0);
 }
 

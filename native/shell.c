@@ -85,6 +85,7 @@ struct shell {
     int control;
     struct sk_source said, report, alive;
     struct sk_process *current;
+    struct sk_process *killed; /* ended, with more of it to be killed */
     bool forked; /* the supervisor has started it */
     bool broken; /* no more commands for it; it stays while its supervisor does */
     uint32_t number;
@@ -138,8 +139,12 @@ static void finish(struct shell *sh, int code, int signo)
         return;
     sh->current = NULL;
     remove_files(sh->number);
-    free(sh->survivors);
-    sh->survivors = NULL;
+    if (sk_process_killing(p)) {
+        sh->killed = p;
+    } else {
+        free(sh->survivors);
+        sh->survivors = NULL;
+    }
     sk_process_exited(p, code, signo, NULL);
 }
 
@@ -377,7 +382,7 @@ void sk_shell_start(uint32_t id, const struct sk_start *start)
         sk_send_error(id, count >= SHELLS_MAX ? EMFILE : ENAMETOOLONG, "shells");
         return;
     }
-    if (sh != NULL && sh->current != NULL) {
+    if (sh != NULL && (sh->current != NULL || sh->killed != NULL)) {
         sk_send_error(id, EBUSY, "the shell is busy");
         return;
     }
@@ -418,7 +423,7 @@ void sk_shell_start(uint32_t id, const struct sk_start *start)
 bool sk_shell_tree(const struct sk_process *process, struct sk_tree *tree)
 {
     for (struct shell *sh = shells; sh != NULL; sh = sh->next)
-        if (sh->current == process) {
+        if (sh->current == process || sh->killed == process) {
             sk_tree_read(tree, sh->supervisor, sh->pid, sh->survivors);
             return true;
         }
@@ -438,8 +443,13 @@ bool sk_shell_break(const struct sk_process *process)
 void sk_shell_detach(const struct sk_process *process)
 {
     for (struct shell *sh = shells; sh != NULL; sh = sh->next)
-        if (sh->current == process)
+        if (sh->current == process) {
             sh->current = NULL;
+        } else if (sh->killed == process) {
+            sh->killed = NULL;
+            free(sh->survivors);
+            sh->survivors = NULL;
+        }
 }
 
 bool sk_shell_owns(pid_t pid)

@@ -164,6 +164,7 @@ void sk_process_tick(void);
 
 /* For shell.c. */
 struct sk_process *sk_process_new(uint32_t id, const struct sk_start *start);
+bool sk_process_killing(const struct sk_process *process);
 void sk_process_abort(struct sk_process *process, int error, const char *text);
 void sk_process_stream(struct sk_process *process, int stream, int fd); /* 0, 1 or 2; takes the descriptor */
 void sk_process_hold_input(struct sk_process *process, bool hold); /* while held, its end is not passed on */
@@ -206,7 +207,7 @@ bool sk_shell_owns(pid_t pid);   /* is it the supervisor of a shell? */
 /* The processes of the command that `process` is in its shell; false if it is not a shell's. */
 bool sk_shell_tree(const struct sk_process *process, struct sk_tree *tree);
 bool sk_shell_break(const struct sk_process *process); /* its shell does not notice its end: false if it has none */
-void sk_shell_detach(const struct sk_process *process); /* the execution's record is going away */
+void sk_shell_detach(const struct sk_process *process); /* it is no longer of the shell's concern */
 
 /* ---- files.c: file operations that are short enough for the event loop ---- */
 

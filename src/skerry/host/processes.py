@@ -25,7 +25,8 @@ def descendants(pid: int) -> list[int]:
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
-                if fields[0] not in (b"Z", b"X"):
+                # One whose first thread has ended looks like a zombie, and lives by its others.
+                if fields[0] not in (b"Z", b"X") or int(fields[17]) > 1:
                     parents[int(name)] = int(fields[1])
     found, layer = [], {pid}
     while layer:
