@@ -105,12 +105,18 @@ def _start(home: Home) -> None:
         raise DaemonUnavailable(f"cannot open {home.lock}: {error.strerror}") from error
     try:
         _take(lock, deadline, home)
-        try:
-            _connect(home).close()
-        except _LOST:
+        if not _listens(home):
             _spawn(home, deadline)
     finally:
         os.close(lock)
+
+
+def _listens(home: Home) -> bool:
+    try:
+        _connect(home).close()
+    except _LOST:
+        return False
+    return True
 
 
 def _take(lock: int, deadline: float, home: Home) -> None:
