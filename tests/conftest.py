@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,6 +15,12 @@ import pytest
 from tests import leaks, support
 
 SETTLE_SECONDS = 10.0
+
+
+def pytest_configure() -> None:
+    # A run that a script started in the background ignores SIGINT, and so would every program that it starts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
