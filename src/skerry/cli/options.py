@@ -95,4 +95,6 @@ def path_of(ref: str) -> str:
 
     if not ref:
         raise InvalidRequest("an environment needs an id or a name")
+    if "/" in ref:
+        raise InvalidRequest(f"{ref!r} is neither an id nor a name", hint="`skerry ls` lists what runs")
     return f"/environments/{quote(ref)}"

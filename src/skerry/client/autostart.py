@@ -84,7 +84,10 @@ def _connect(home: Home) -> socket.socket:
         except OSError as error:
             if isinstance(error, _LOST):
                 raise
-            raise DaemonUnavailable(f"cannot connect to {home.socket}: {error.strerror or error}") from error
+            raise DaemonUnavailable(
+                f"cannot connect to {home.socket}: {error.strerror or error}",
+                hint="set SKERRY_HOME to a directory of your own with a short path",
+            ) from error
         # In a shared directory somebody else could have put a socket there and be waiting for what we send.
         _, uid = _peer(sock)
         if uid not in (os.geteuid(), 0):
