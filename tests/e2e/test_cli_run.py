@@ -182,6 +182,7 @@ def test_a_kept_environment(cli: Cli) -> None:
         ["run", "--memory", "lots", "true"],
         ["run", "--memory", "1k", "true"],
         ["run", "--profile", "lax", "true"],
+        ["run", "--timeout", "0", "true"],
         ["run", "--isolation", "prayer", "true"],
         ["run", "--name", "../x", "true"],
         ["run", "-w", "/nowhere/at/all", "true"],

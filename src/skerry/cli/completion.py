@@ -28,11 +28,12 @@ _skerry() {
 compdef _skerry skerry
 """
 _FISH = """\
-function __skerry_complete
+function __skerry_found
     set -l words (commandline -opc) (commandline -ct)
-    skerry __complete -- $words[2..-1] 2>/dev/null
+    set -g __skerry_words (skerry __complete -- $words[2..-1] 2>/dev/null)
+    test (count $__skerry_words) -gt 0
 end
-complete -c skerry -a '(__skerry_complete)'
+complete -c skerry -f -n __skerry_found -a '$__skerry_words'
 """
 SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 

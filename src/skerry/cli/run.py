@@ -119,7 +119,7 @@ def _exec(args: SimpleNamespace) -> int:
     request = _request(args, _argv(args), parse_variables(args.env))
     transport, path = Transport(), path_of(args.environment)
     if args.detach:
-        if args.timeout:
+        if args.timeout is not None:
             request["timeout"] = args.timeout
         print(transport.call("POST", f"{path}/executions", json=request)["execution_id"])
         return 0
@@ -148,7 +148,7 @@ def _command(
     args: SimpleNamespace, transport: Transport, path: str, request: dict[str, Any], signals: Signals
 ) -> int:
     """Run the command and return its exit code."""
-    if args.timeout:
+    if args.timeout is not None:
         request["timeout"] = args.timeout
     if args.json:
         result = _captured(args, transport, path, request)
