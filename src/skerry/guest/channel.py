@@ -1,21 +1,22 @@
 """One connection to one guest: executions, their streams, short file operations.
 
 The guest is hostile until proven otherwise, and it never is: every id, length and number it sends is checked, no
-future waits for it without an end when the stream breaks, and memory held for it is bounded by the credit that
-was granted. What it says about exit codes is all there is; what it says about resources is not used.
+answer is awaited for ever, memory held for it is bounded by the credit that was granted, and the time that its
+frames take is shared out. What it says about exit codes is all there is; what it says about resources is not used.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import socket
 import struct
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from skerry.errors import (
     Busy,
@@ -44,11 +45,22 @@ READ_MAX = frames.PAYLOAD_MAX
 WRITE_MAX = 120 * 1024
 START_MAX = frames.PAYLOAD_MAX
 HANDSHAKE_SECONDS = 20.0
+ANSWER_SECONDS = 60.0
+"""However busy its environment is, a guest that has not answered by then is broken."""
+FRAMES_MAX, FRAMES_PAUSE = 1000, 0.02
+"""So many frames of one guest are looked at in one go; the next ones so many seconds later."""
+USELESS_MAX = 100_000
+"""Frames that nobody waits for, from one request of ours to the next. A few are normal when callers go away."""
+UNREAD_MAX = 32 << 20
+"""Bytes on their way to a guest: one that lets more pile up does not read."""
+SMALL = 4096
+"""Pieces of output below this are put together while they wait."""
 PROCESSES_MAX = 2049
 """More than a guest holds."""
 REQUESTS = 1 << 31
 """Ids below this are executions', which an earlier connection may have given; those above are requests'."""
 
+_T = TypeVar("_T")
 _EXIT = struct.Struct("<iIQQQQQ")
 _STARTED = struct.Struct("<IQQ")
 
@@ -143,9 +155,11 @@ class GuestProcess:
         self._started: asyncio.Future[None] = loop.create_future()
         self._exit: asyncio.Future[Exit] = loop.create_future()
         self._killed: asyncio.Future[None] | None = None
-        self._output: deque[tuple[int, bytes]] = deque()
+        self._output: deque[tuple[int, bytes | bytearray]] = deque()
         self._credit = {1: WINDOW, 2: WINDOW}
         """What the guest may still send of each stream."""
+        self._taken = {1: 0, 2: 0}
+        """What was taken since the guest was last given credit for it."""
         self._waiter: asyncio.Future[None] | None = None
         self._stdin_credit = STDIN_WINDOW
         self._stdin_waiter: asyncio.Future[None] | None = None
@@ -154,14 +168,14 @@ class GuestProcess:
             future.add_done_callback(_retrieve)
 
     async def output(self) -> AsyncIterator[tuple[int, bytes]]:
-        """(1 or 2, bytes) as they come. Taking one lets the guest send as much again."""
+        """(1 or 2, bytes) as they come. Taking them lets the guest send as much again."""
         while True:
             while self._output:
                 stream, data = self._output.popleft()
-                yield stream, data
-                if not self._exit.done():
-                    self._credit[stream] += len(data)
-                    self._channel.send(Type.CREDIT, self.id, struct.pack("<BI", stream, len(data)))
+                yield stream, bytes(data)
+                self._taken[stream] += len(data)
+                if self._taken[stream] >= WINDOW // 4 and not self._exit.done():
+                    self._grant(stream)
             if self._exit.done():
                 return
             self._waiter = self._channel.loop.create_future()
@@ -169,6 +183,11 @@ class GuestProcess:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    def _grant(self, stream: int) -> None:
+        size, self._taken[stream] = self._taken[stream], 0
+        self._credit[stream] += size
+        self._channel.send(Type.CREDIT, self.id, struct.pack("<BI", stream, size))
 
     async def wait(self) -> Exit:
         """How it ended. Raises GuestFailed when the guest went away first."""
@@ -207,7 +226,7 @@ class GuestProcess:
             self._killed.add_done_callback(_retrieve)
             self._channel.adopt(self)
             self._channel.send(Type.KILL, self.id)
-        await asyncio.shield(self._killed)
+        await self._channel.answer(asyncio.shield(self._killed))
 
     def forget(self) -> None:
         """Let the guest drop what it keeps of an ended execution."""
@@ -215,53 +234,63 @@ class GuestProcess:
 
     # What the guest said; called by the channel.
 
-    def on_frame(self, frame: Frame) -> None:
+    def on_frame(self, frame: Frame) -> bool:
+        """Whether it was of any use."""
         if self._attaching and frame.type not in (Type.STARTED, Type.ERROR):
-            return
+            return False
         if frame.type == Type.OUTPUT:
-            self._on_output(frame.payload)
-        elif frame.type == Type.STARTED:
+            return self._on_output(frame.payload)
+        if frame.type == Type.STARTED:
             if len(frame.payload) != _STARTED.size:
                 raise ProtocolError("STARTED of the wrong size")
             self.pid = _STARTED.unpack(frame.payload)[0]
             self._attaching = False
-            if not self._started.done():
-                self._started.set_result(None)
-        elif frame.type == Type.EXIT:
-            if len(frame.payload) != _EXIT.size:
-                raise ProtocolError("EXIT of the wrong size")
-            code, signal, out, err, user, system, rss = _EXIT.unpack(frame.payload)
-            if not 0 <= code <= 255 or signal > 64:
-                raise ProtocolError("EXIT with an impossible code")
-            if not self._exit.done():
-                if not self._started.done():
-                    self._started.set_result(None)
-                self._exit.set_result(Exit(code, signal or None, out, err, (user + system) / 1e6, rss * 1024))
-                self._wake()
-        elif frame.type == Type.STDIN_CREDIT:
+            return _resolve(self._started, None)
+        if frame.type == Type.EXIT:
+            return self._on_exit(frame.payload)
+        if frame.type == Type.STDIN_CREDIT:
             if len(frame.payload) != 4:
                 raise ProtocolError("STDIN_CREDIT of the wrong size")
-            self._stdin_credit = min(STDIN_WINDOW, self._stdin_credit + struct.unpack("<I", frame.payload)[0])
+            before, more = self._stdin_credit, struct.unpack("<I", frame.payload)[0]
+            self._stdin_credit = min(STDIN_WINDOW, before + more)
             self._wake_stdin()
-        elif frame.type == Type.KILLED:
-            if self._killed is not None and not self._killed.done():
-                self._killed.set_result(None)
-        elif frame.type == Type.ERROR:
+            return self._stdin_credit > before
+        if frame.type == Type.KILLED:
+            return self._killed is not None and _resolve(self._killed, None)
+        if frame.type == Type.ERROR:
             self.fail(_error(frame.payload, "execution"))
-        else:
-            raise ProtocolError(f"a frame of type {frame.type} for an execution")
+            return True
+        raise ProtocolError(f"a frame of type {frame.type} for an execution")
 
-    def _on_output(self, payload: bytes) -> None:
+    def _on_exit(self, payload: bytes) -> bool:
+        if len(payload) != _EXIT.size:
+            raise ProtocolError("EXIT of the wrong size")
+        code, signal, out, err, user, system, rss = _EXIT.unpack(payload)
+        if not 0 <= code <= 255 or signal > 64:
+            raise ProtocolError("EXIT with an impossible code")
+        _resolve(self._started, None)
+        end = Exit(code, signal or None, out, err, (user + system) / 1e6, rss * 1024)
+        first = _resolve(self._exit, end)
+        self._wake()
+        return first
+
+    def _on_output(self, payload: bytes) -> bool:
         stream, size = (payload[0] if payload else 0), len(payload) - 1
         if stream not in (1, 2):
             raise ProtocolError("output of an unknown stream")
         self._credit[stream] -= size
         if self._credit[stream] < 0:
             raise ProtocolError("more output than was granted")
-        if size and not self._exit.done():
-            self._output.append((stream, payload[1:]))
-            if self._waiter is not None and not self._waiter.done():
-                self._waiter.set_result(None)
+        if not size or self._exit.done():
+            return False
+        last = self._output[-1] if self._output else (0, b"")
+        if last[0] == stream and isinstance(last[1], bytearray) and len(last[1]) < SMALL:
+            last[1].extend(memoryview(payload)[1:])
+        else:
+            self._output.append((stream, bytearray(payload[1:]) if size < SMALL else payload[1:]))
+        if self._waiter is not None:
+            _resolve(self._waiter, None)
+        return True
 
     def fail(self, error: SkerryError) -> None:
         for future in (self._started, self._exit, self._killed):
@@ -270,13 +299,13 @@ class GuestProcess:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            _resolve(self._waiter, None)
         self._wake_stdin()
 
     def _wake_stdin(self) -> None:
-        if self._stdin_waiter is not None and not self._stdin_waiter.done():
-            self._stdin_waiter.set_result(None)
+        if self._stdin_waiter is not None:
+            _resolve(self._stdin_waiter, None)
 
     async def started(self) -> None:
         await self._started
@@ -299,8 +328,11 @@ class Channel(asyncio.Protocol):
         self.closed: asyncio.Future[str] = loop.create_future()
         self._hello: asyncio.Future[None] = loop.create_future()
         self._hello.add_done_callback(_retrieve)
-        self._transport: asyncio.WriteTransport | None = None
+        self._transport: asyncio.Transport | None = None
         self._parser = frames.Parser()
+        self._incoming: Iterator[Frame] = iter(())
+        self._paused = False
+        self._useless = 0
         self._last_process = 0
         self._last_request = REQUESTS
         self._processes: dict[int, GuestProcess] = {}
@@ -337,9 +369,10 @@ class Channel(asyncio.Protocol):
             self._last_process = self._last_process % (REQUESTS - 1) + 1
             process = GuestProcess(self, self._last_process)
             self._processes[process.id] = process
+            self._useless = 0
             self.send(Type.START, process.id, payload)
             try:
-                await process.started()
+                await self.answer(process.started())
             except asyncio.CancelledError:
                 self.send(Type.KILL, process.id)
                 raise
@@ -367,7 +400,7 @@ class Channel(asyncio.Protocol):
         self._processes[process_id] = process
         self.send(Type.ATTACH, process_id, struct.pack("<I", WINDOW))
         try:
-            await process.started()
+            await self.answer(process.started())
         except SkerryError:
             self._processes.pop(process_id, None)
             raise
@@ -379,6 +412,8 @@ class Channel(asyncio.Protocol):
             if len(data) < 24:
                 raise GuestFailed("the guest sent a malformed list")
             id_, pid, exited, code, count, size = struct.unpack_from("<IIIiII", data)
+            if len(data) < 24 + size:
+                raise GuestFailed("the guest sent a malformed list")
             name, data = data[24 : 24 + size], data[24 + size :]
             found.append(GuestProcessInfo(id_, pid, not exited, code, count, name.decode(errors="replace")))
         return found
@@ -440,8 +475,20 @@ class Channel(asyncio.Protocol):
 
     def send(self, type_: int, id_: int, payload: bytes = b"") -> None:
         """Queue a frame; on a closed channel it goes nowhere, and whoever waits for an answer has been told."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frames.encode(type_, id_, payload))
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(frames.encode(type_, id_, payload))
+        if self._transport.get_write_buffer_size() > UNREAD_MAX:
+            self._end("the guest does not read what it is sent")
+
+    async def answer(self, awaited: Awaitable[_T]) -> _T:
+        """What the guest owes us; without it in time, it is given up. Raises GuestFailed."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await awaited
+        except TimeoutError as error:
+            self._end("the guest does not answer")
+            raise GuestFailed("the guest does not answer") from error
 
     async def _request(self, type_: Type, payload: bytes = b"") -> bytes:
         self.check_open()
@@ -449,42 +496,62 @@ class Channel(asyncio.Protocol):
         future: asyncio.Future[bytes] = self.loop.create_future()
         future.add_done_callback(_retrieve)
         self._requests[id_] = future
+        self._useless = 0
         self.send(type_, id_, payload)
         try:
-            return await future
+            return await self.answer(future)
         finally:
             self._requests.pop(id_, None)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's does not say so
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not say so
 
     def data_received(self, data: bytes) -> None:
+        self._incoming = self._parser.feed(data)
+        self._look()
+
+    def _look(self) -> None:
+        """At the frames that have come, a share at a time: nobody has to wait for a guest that sends too many."""
+        if self.closed.done() or self._transport is None:
+            return
+        seen = 0
         try:
-            for frame in self._parser.feed(data):
-                self._on_frame(frame)
+            for frame in itertools.islice(self._incoming, FRAMES_MAX):
+                seen += 1
+                if not self._on_frame(frame):
+                    self._useless += 1
+            if self._useless > USELESS_MAX:
+                raise ProtocolError("frames that nobody waits for")
         except ProtocolError as error:
             self._end(f"the guest broke the protocol: {error}")
+            return
+        if seen == FRAMES_MAX:
+            self.loop.call_later(FRAMES_PAUSE, self._look)
+        if self._paused != (seen == FRAMES_MAX):
+            self._paused = not self._paused
+            (self._transport.pause_reading if self._paused else self._transport.resume_reading)()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(f"the connection to the guest ended{f': {exc}' if exc else ''}")
 
-    def _on_frame(self, frame: Frame) -> None:
+    def _on_frame(self, frame: Frame) -> bool:
+        """Whether it was of any use."""
         if frame.type == Type.HELLO_REPLY:
             if frame.id or self._hello.done() or frame.payload != struct.pack("<I", frames.VERSION):
                 raise ProtocolError("an unexpected greeting")
             self._hello.set_result(None)
-            return
+            return True
         if not self._hello.done():
             raise ProtocolError("something before the greeting")
         process = self._processes.get(frame.id)
         if process is not None:
-            process.on_frame(frame)
+            useful = process.on_frame(frame)
             if process.settled:
                 self._processes.pop(frame.id, None)
-            return
+            return useful
         request = self._requests.get(frame.id)
-        if request is None:
-            return  # an answer to somebody who has gone; ids are not used again
+        if request is None or request.cancelled():
+            return False  # an answer to somebody who has gone; ids are not used again
         if request.done():
             raise ProtocolError("a second answer")
         if frame.type in (Type.RESULT, Type.PONG):
@@ -493,6 +560,7 @@ class Channel(asyncio.Protocol):
             request.set_exception(_error(frame.payload, "file"))
         else:
             raise ProtocolError(f"an answer of type {frame.type}")
+        return True
 
     def _end(self, reason: str) -> None:
         if self.closed.done():
@@ -507,6 +575,7 @@ class Channel(asyncio.Protocol):
             if not future.done():
                 future.set_exception(GuestFailed(reason))
         self._processes.clear()
+        self._incoming = iter(())
         if self._transport is not None:
             self._transport.abort()
 
@@ -526,6 +595,14 @@ def path_bytes(path: str) -> bytes:
 def printable(path: str) -> str:
     """A path for messages: quoted, with control characters and odd bytes escaped."""
     return ascii(path) if any(not c.isprintable() for c in path) else f"'{path}'"
+
+
+def _resolve(future: asyncio.Future[_T], value: _T) -> bool:
+    """Whether it was still open."""
+    if future.done():
+        return False
+    future.set_result(value)
+    return True
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:
@@ -577,7 +654,7 @@ def _error(payload: bytes, what: str) -> SkerryError:
     if len(payload) < 4:
         return GuestFailed("the guest sent a malformed error")
     number = struct.unpack_from("<I", payload)[0]
-    text = payload[4:].decode(errors="replace")
+    text = payload[4:204].decode(errors="replace")
     if what == "file":
         return file_error(number, text)
     reason = os.strerror(number) if number < 4096 else str(number)

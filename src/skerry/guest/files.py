@@ -19,7 +19,8 @@ from skerry.models import FileEvent, FileInfo
 
 RECORD_MAX = 70_000
 LIST_MAX = 200_000
-"""Entries in one answer; more than this is a job for a command inside."""
+LIST_BYTES_MAX = 32 << 20
+"""Entries in one answer, and what they take; more than this is a job for a command inside."""
 WORDS_MAX = 8192
 
 _ERRNO = re.compile(r"^errno=(\d+) ([^\n]*)", re.MULTILINE)
@@ -71,7 +72,7 @@ class _Applet:
             pass
 
     async def records(self) -> AsyncGenerator[bytes, None]:
-        buffer = b""
+        buffer = bytearray()
         async with contextlib.aclosing(self.output()) as output:
             async for data in output:
                 buffer += data
@@ -82,9 +83,9 @@ class _Applet:
                         raise GuestFailed("the guest sent a record that is too long")
                     if len(buffer) - at < 4 + length:
                         break
-                    yield buffer[at + 4 : at + 4 + length]
+                    yield bytes(buffer[at + 4 : at + 4 + length])
                     at += 4 + length
-                buffer = buffer[at:]
+                del buffer[:at]
         if buffer:
             raise GuestFailed("the guest sent half a record")
 
@@ -106,12 +107,14 @@ async def list_directory(channel: Channel, path: str, recursive: bool = False) -
     """The entries of a directory, by name. Raises FileMissing, FileConflict, PathOutside, InvalidRequest."""
     applet = await _Applet.start(channel, "list", path, *(["-r"] if recursive else []))
     found: list[FileInfo] = []
+    size = 0
     async with contextlib.aclosing(applet.records()) as records:
         async for record in records:
             found.append(parse_stat(record))
-            if len(found) > LIST_MAX:
+            size += len(record)
+            if len(found) > LIST_MAX or size > LIST_BYTES_MAX:
                 raise InvalidRequest(
-                    f"{printable(path)} has more than {LIST_MAX} entries",
+                    f"{printable(path)} has too many entries: more than {LIST_MAX}, or with very long names",
                     hint="list a subdirectory, or run find",
                 )
     return sorted(found, key=lambda entry: entry.path)
@@ -155,7 +158,10 @@ async def watch(channel: Channel, path: str, recursive: bool = True) -> AsyncGen
         async for record in records:
             try:
                 kind, cookie, length = struct.unpack_from("<BIH", record)
-                name = record[7 : 7 + length].decode("utf-8", "surrogateescape")
-                yield FileEvent(kind=_EVENTS[kind], path=name, cookie=cookie)
-            except (struct.error, KeyError) as error:
+                if len(record) != 7 + length:
+                    raise ValueError("a name that is not as long as it says")
+                name = record[7:].decode("utf-8", "surrogateescape")
+                event = FileEvent(kind=_EVENTS[kind], path=name, cookie=cookie)
+            except (struct.error, KeyError, ValueError) as error:
                 raise GuestFailed("the guest sent a malformed event") from error
+            yield event

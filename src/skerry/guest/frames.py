@@ -11,6 +11,7 @@ before checking it, and raises ProtocolError on the first thing that makes no se
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -101,18 +102,20 @@ def field(tag: int, data: bytes) -> bytes:
 
 
 class Parser:
-    """Frames out of a stream that arrives in pieces. Holds at most one incomplete frame."""
+    """Frames out of a stream that arrives in pieces. Holds the last piece and at most one incomplete frame."""
 
     __slots__ = ("_buffer",)
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """The frames that `data` completes. Raises ProtocolError; the parser is useless afterwards."""
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that `data` completes, one by one; all of them are to be taken before the next call.
+
+        Raises ProtocolError; the parser is useless afterwards.
+        """
         buffer = self._buffer
         buffer += data
-        frames: list[Frame] = []
         at, end = 0, len(buffer)
         while end - at >= 9:
             length, type_, id_ = HEADER.unpack_from(buffer, at)
@@ -122,8 +125,6 @@ class Parser:
                 raise ProtocolError(f"a frame of type {type_}")
             if end - at < length + 4:
                 break
-            frames.append(Frame(type_, id_, bytes(buffer[at + 9 : at + 4 + length])))
+            yield Frame(type_, id_, bytes(buffer[at + 9 : at + 4 + length]))
             at += length + 4
-        if at:
-            del buffer[:at]
-        return frames
+        del buffer[:at]

@@ -11,6 +11,7 @@ STDOUT, STDERR, DROPPED = 1, 2, 0
 STREAM_NAMES = {STDOUT: "stdout", STDERR: "stderr", DROPPED: "dropped"}
 
 TAP_LIMIT = 256 << 10
+SMALL = 4096
 
 
 class Entry(NamedTuple):
@@ -20,6 +21,15 @@ class Entry(NamedTuple):
     execution_id: str
     stream: int
     data: bytes
+
+
+def _append(entries: deque[Entry] | list[Entry], entry: Entry) -> None:
+    """Small pieces are put together: a program that writes single bytes shall not cost a hundred times as many."""
+    last = entries[-1] if entries else None
+    if last is not None and len(last.data) < SMALL and last[1:3] == entry[1:3]:
+        entries[-1] = last._replace(data=last.data + entry.data)
+    else:
+        entries.append(entry)
 
 
 class Kept(Protocol):
@@ -46,7 +56,7 @@ class Head:
             entry = entry._replace(data=entry.data[:room])
         if entry.data:
             self._room[entry.stream] = room - len(entry.data)
-            self._entries.append(entry)
+            _append(self._entries, entry)
 
     def entries(self) -> Iterable[Entry]:
         return self._entries
@@ -65,7 +75,7 @@ class Recent:
     def add(self, entry: Entry) -> None:
         if len(entry.data) > self._limit:
             entry = entry._replace(data=entry.data[-self._limit :])
-        self._entries.append(entry)
+        _append(self._entries, entry)
         self._size += len(entry.data)
         while self._size > self._limit:
             self._size -= len(self._entries.popleft().data)
@@ -136,7 +146,7 @@ class Tap:
         return entry
 
     def _push(self, entry: Entry) -> None:
-        self._queue.append(entry)
+        _append(self._queue, entry)
         self._size += len(entry.data)
 
     def _mark(self, after: Entry) -> None:
