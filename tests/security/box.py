@@ -1,9 +1,9 @@
 """What the tests of this folder are written with: a `Box` is one environment, `Boxes` hands them out.
 
-    box = boxes("rootful")                          shared by all tests that ask for the same
-    box = boxes("rootless", without=["seccomp"])    with a defence taken away: see keeper.py
-    with boxes.fresh("rootful") as box: ...         one of its own, for tests that may break it
-    box.run(["id", "-u"]).text, box.shell("pwd").code, box.put("a.txt", b"...")
+box = boxes("rootful")                          shared by all tests that ask for the same
+box = boxes("rootless", without=["seccomp"])    with a defence taken away: see keeper.py
+with boxes.fresh("rootful") as box: ...         one of its own, for tests that may break it
+box.run(["id", "-u"]).text, box.shell("pwd").code, box.put("a.txt", b"...")
 """
 
 from __future__ import annotations

@@ -78,9 +78,13 @@ def mutate() -> Iterator[Mutate]:
                 place = folder / str(len(made))
                 shutil.copytree(build_native.SOURCES, place)
                 source = (place / file).read_text()
-                assert source.count(old) == 1, f"{file} has changed: {old!r} is in it {source.count(old)} times"
+                assert source.count(old) == 1, (
+                    f"{file} has changed: {old!r} is in it {source.count(old)} times"
+                )
                 (place / file).write_text(source.replace(old, new))
-                done = toolchain.compile(sorted(place.glob("*.c")), place / "helper", "-O0", "-U_FORTIFY_SOURCE")
+                done = toolchain.compile(
+                    sorted(place.glob("*.c")), place / "helper", "-O0", "-U_FORTIFY_SOURCE"
+                )
                 assert done.returncode == 0, done.stderr
                 made[key] = place / "helper"
             return made[key]
