@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from skerry.client import autostart
 from skerry.client.aio.stream import blocking, blocking_iterator
 from skerry.client.aio.transport import AsyncTransport
-from skerry.client.archive import read_file
 from skerry.client.http1 import quote
 from skerry.errors import DaemonUnavailable, PlatformError, from_dict
 from skerry.models import EnvironmentInfo, ImageInfo
@@ -96,6 +95,8 @@ class AsyncClient:
 
         Raises OSError when it cannot be read, InvalidRequest, ImageBuildFailed.
         """
+        from skerry.client.archive import read_file
+
         body = blocking_iterator(read_file(path))
         return await _built(
             await self.transport.send("POST", "/images/import", query={"name": name}, body=body), progress

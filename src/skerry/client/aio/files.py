@@ -1,13 +1,11 @@
-"""The files of one environment."""
+"""The files of one environment. What makes archives is loaded when it is needed: it is slow to import."""
 
 from __future__ import annotations
 
 import os
 import posixpath
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from skerry.client import archive
 from skerry.client.aio.stream import blocking, blocking_iterator
 from skerry.errors import FileMissing, InvalidRequest
 from skerry.models import FileEvent, FileInfo
@@ -90,6 +88,8 @@ class AsyncFiles:
 
         Raises OSError when it cannot be read here.
         """
+        from skerry.client import archive
+
         local = os.fspath(local_path)
         await blocking(os.lstat, local)
         if await blocking(os.path.isdir, local):
@@ -107,6 +107,10 @@ class AsyncFiles:
         What is inside is not trusted: nothing is written through links or outside `local_path`. Returns the
         names that were left out: devices, and links that lead out. Raises OSError.
         """
+        from tempfile import TemporaryFile
+
+        from skerry.client import archive
+
         contents = archive.is_contents(path)
         query: Query = {"path": path.rstrip("/") or "/", "contents": contents or None}
         response = await self._transport.send("GET", f"{self._path}/archive", query=query)

@@ -7,7 +7,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from skerry.client import autostart
-from skerry.client.archive import read_file
 from skerry.client.http1 import quote
 from skerry.client.sync.stream import blocking, blocking_iterator
 from skerry.client.sync.transport import Transport
@@ -97,6 +96,8 @@ class Client:
 
         Raises OSError when it cannot be read, InvalidRequest, ImageBuildFailed.
         """
+        from skerry.client.archive import read_file
+
         body = blocking_iterator(read_file(path))
         return _built(
             self.transport.send("POST", "/images/import", query={"name": name}, body=body), progress

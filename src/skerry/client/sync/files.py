@@ -1,14 +1,12 @@
 # Generated from aio/files.py by scripts/generate_sync.py. Change that file, not this one.
-"""The files of one environment."""
+"""The files of one environment. What makes archives is loaded when it is needed: it is slow to import."""
 
 from __future__ import annotations
 
 import os
 import posixpath
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from skerry.client import archive
 from skerry.client.sync.stream import blocking, blocking_iterator
 from skerry.errors import FileMissing, InvalidRequest
 from skerry.models import FileEvent, FileInfo
@@ -89,6 +87,8 @@ class Files:
 
         Raises OSError when it cannot be read here.
         """
+        from skerry.client import archive
+
         local = os.fspath(local_path)
         blocking(os.lstat, local)
         if blocking(os.path.isdir, local):
@@ -106,6 +106,10 @@ class Files:
         What is inside is not trusted: nothing is written through links or outside `local_path`. Returns the
         names that were left out: devices, and links that lead out. Raises OSError.
         """
+        from tempfile import TemporaryFile
+
+        from skerry.client import archive
+
         contents = archive.is_contents(path)
         query: Query = {"path": path.rstrip("/") or "/", "contents": contents or None}
         response = self._transport.send("GET", f"{self._path}/archive", query=query)
