@@ -111,7 +111,10 @@ def _mode() -> str:
     """How mmdebstrap can become root inside. Raises ImageBuildFailed when it cannot."""
     if os.geteuid() == 0:
         return "root"
-    user = pwd.getpwuid(os.geteuid()).pw_name
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        user = str(os.geteuid())
     for path in (Path("/etc/subuid"), Path("/etc/subgid")):
         rows = path.read_text().splitlines() if path.exists() else []
         if not any(row.split(":")[0] in (user, str(os.geteuid())) for row in rows):
