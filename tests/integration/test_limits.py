@@ -326,11 +326,14 @@ def test_after_a_timeout_nothing_of_the_command_lives(env: skerry.Environment, h
     if rows(env)["pids"]["enforced"]:
         settle(env, 3)
     baseline = members(env)
+    # Long enough to daemonise in, on an emulated machine too.
+    timeout = max(2, round(20 * env.run([*PYTHON, "pass"]).duration_seconds))
     if how == "run":
-        result = env.run([*PYTHON, DAEMONIZE], timeout=2)
+        result = env.run([*PYTHON, DAEMONIZE], timeout=timeout)
     else:
-        result = env.execute(f"A=lost; {shlex.join([*PYTHON, DAEMONIZE])}", timeout=2)
-    assert (result.outcome, result.exit_code, result.message) == ("timed_out", 124, "killed after 2 s")
+        result = env.execute(f"A=lost; {shlex.join([*PYTHON, DAEMONIZE])}", timeout=timeout)
+    said = f"killed after {timeout} s"
+    assert (result.outcome, result.exit_code, result.message) == ("timed_out", 124, said)
     assert result.stdout == "daemon\n" * 3
     assert members(env) <= baseline
     assert env.execute("echo $A").stdout == "kept\n"
