@@ -480,7 +480,7 @@ static int become_workload(const int stdio[3], bool pty, const int extra[2])
         return fail_step(SK_STEP_USER);
     if (chdir(s->cwd ? s->cwd : sk_config.workspace) < 0)
         return fail_step(SK_STEP_CWD);
-    if (sk_cap_limit(RLIMIT_CORE, 0) < 0 || sk_cap_limit(RLIMIT_NOFILE, sk_config.fds) < 0 ||
+    if (sk_cap_limit(RLIMIT_NOFILE, sk_config.fds) < 0 ||
         sk_cap_limit(RLIMIT_DATA, sk_config.data) < 0 || sk_cap_limit(RLIMIT_FSIZE, sk_config.file_size) < 0 ||
         sk_cap_limit(RLIMIT_NPROC, sk_config.processes) < 0)
         return fail_step(SK_STEP_LIMITS);
@@ -813,6 +813,17 @@ static void signal_tree(int signo)
         kill(tree.pids[i], signo);
 }
 
+/* Reads the tree until all that is in it is stopped: then nothing of it forks meanwhile. */
+static void stop_tree(struct sk_process *p)
+{
+    read_tree(p);
+    for (size_t before = 0; tree.count > before;) {
+        before = tree.count;
+        signal_tree(SIGSTOP);
+        read_tree(p);
+    }
+}
+
 void sk_process_signal(uint32_t id, int signo)
 {
     struct sk_process *p = find(id);
@@ -821,8 +832,10 @@ void sk_process_signal(uint32_t id, int signo)
     if (p->pid > 0) {
         kill(-p->pid, signo);
     } else { /* a shell's command has no process group of its own */
-        read_tree(p);
+        stop_tree(p);
         signal_tree(signo);
+        if (signo != SIGSTOP)
+            signal_tree(SIGCONT);
     }
 }
 
@@ -830,15 +843,9 @@ void sk_process_signal(uint32_t id, int signo)
  * stopped and none is new, killing them one by one ends the tree. Returns true when nothing is left. */
 static bool kill_tree(struct sk_process *p)
 {
-    size_t before;
-    read_tree(p);
+    stop_tree(p);
     if (tree.count == 0)
         return true;
-    do {
-        before = tree.count;
-        signal_tree(SIGSTOP);
-        read_tree(p);
-    } while (tree.count > before);
     signal_tree(SIGKILL);
     return false;
 }

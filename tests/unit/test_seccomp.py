@@ -60,11 +60,11 @@ def run(program: bytes, number: int, *args: int, audit_arch: int) -> int:
 
 
 def answer(profile: str, call: str | int, *args: int, arch: str = "x86_64") -> str:
-    """`allow`, `kill`, the name of an errno."""
+    """`allow`, `kill`, `ignore`, the name of an errno."""
     number = NUMBERS[arch][call] if isinstance(call, str) else call
     action = run(compile_profile(profile, arch), number & 0xFFFFFFFF, *args, audit_arch=ARCHES[arch])
     if action & 0xFFFF0000 == ERRNO:
-        return errno.errorcode[action & 0xFFFF]
+        return errno.errorcode[action & 0xFFFF] if action & 0xFFFF else "ignore"
     return {ALLOW: "allow", KILL: "kill"}[action]
 
 
@@ -92,7 +92,7 @@ REFUSED = names(
 )
 ABSENT = names(
     "clone3 sched_setattr io_uring_setup io_uring_enter io_uring_register memfd_secret process_madvise"
-    " io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents"
+    " io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents syncfs"
     " get_mempolicy set_mempolicy set_mempolicy_home_node mbind migrate_pages move_pages"
     " cachestat statmount listmount listns file_getattr file_setattr rseq_slice_yield"
     " lsm_get_self_attr lsm_set_self_attr lsm_list_modules"
@@ -196,6 +196,13 @@ RULES: list[tuple[str, tuple[int, ...], str]] = [
     ("setsockopt", (3, 6, 1), "allow"),
     ("setsockopt", (3, 1, 31), "allow"),
     ("setsockopt", (3, 6, 31), "ENOPROTOOPT"),
+    ("setsockopt", (3, 1, 26), "ENOPROTOOPT"),
+    ("setsockopt", (3, 1, 51), "ENOPROTOOPT"),
+    ("setrlimit", (4,), "ignore"),
+    ("setrlimit", (HIGH | 4,), "ignore"),
+    ("setrlimit", (7,), "allow"),
+    ("prlimit64", (0, 4, 8), "ignore"),
+    ("prlimit64", (0, 7, 8), "allow"),
     *[("ioctl", (0, r), "EPERM") for r in (0x5412, 0x541C, 0x541D, 0x5423)],
     *[("ioctl", (0, r), "allow") for r in (0x5401, 0x5413, 0x540E, 0x541B, 0x5421, 0x5451, 0x5411, 0x541E)],
     *[("ioctl", (0, r), "allow") for r in (0x80045430, 0x40045431, 0x5441, 0x802C542A, 0x5422, 0x5424)],
@@ -223,6 +230,15 @@ def test_rule(call: str, args: tuple[int, ...], expected: str) -> None:
     for arch in ARCHES:
         assert answer("default", call, *args, arch=arch) == expected
         assert answer("default", call, *[HIGH | arg for arg in args], arch=arch) == expected
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_null_pointers(profile: str) -> None:
+    """All of a pointer counts: memory at an address whose lower half is zero is no way around."""
+    assert answer(profile, "prlimit64", 0, 4, 0) == "allow"
+    assert answer(profile, "prlimit64", 0, HIGH | 4, 0) == "allow"
+    assert answer(profile, "prlimit64", 0, 4, 1 << 32) == "ignore"
+    assert answer(profile, "prlimit64", 0, 4, HIGH) == "ignore"
 
 
 @given(flags=st.integers(0, 2**64 - 1), arch=arches)

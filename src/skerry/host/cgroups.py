@@ -202,6 +202,8 @@ class Cgroup:
             self._set("memory", "memory.limit_in_bytes", str(limits.memory))
             if not self._set("memory", "memory.memsw.limit_in_bytes", str(limits.memory), optional=True):
                 self._set("memory", "memory.swappiness", "0")
+            # What sockets hold is counted apart from all else here, and not at all without a limit.
+            self._set("memory", "memory.kmem.tcp.limit_in_bytes", str(limits.memory // 8), optional=True)
         if "pids" in self._dirs:
             self._set("pids", "pids.max", str(limits.pids))
 

@@ -42,6 +42,8 @@ _PENDING_SIGNALS = 1024
 _MESSAGE_QUEUES = 256 * 1024
 
 RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_SIGPENDING, RLIMIT_MSGQUEUE = 4, 7, 11, 12
+NO_DUMPS = "1"
+"""Of RLIMIT_CORE. 0 would only keep files from being written: a core_pattern with a pipe is run all the same."""
 GUEST_FDS = 16384
 WORKSPACE_SLOT = 63
 """The last of the helper's slots for mount trees."""
@@ -93,7 +95,7 @@ class Plan:
                 ("pivot",),
                 ("hostname", "skerry"),
                 ("loopback",),
-                ("rlimit", str(RLIMIT_CORE), "0"),
+                ("rlimit", str(RLIMIT_CORE), NO_DUMPS),
                 ("rlimit", str(RLIMIT_NOFILE), str(GUEST_FDS)),
                 ("rlimit", str(RLIMIT_SIGPENDING), str(_PENDING_SIGNALS)),
                 ("rlimit", str(RLIMIT_MSGQUEUE), str(_MESSAGE_QUEUES)),
@@ -220,4 +222,4 @@ def bare_steps(workspace: str, tmp: str, run: str, limits: Limits) -> bytes:
         **dict.fromkeys(("processes", "data", "file_size"), "-"),
     }
     guest = ("guest", *(f"{key}={value}" for key, value in settings.items()))
-    return encode_steps([("mode", "bare"), ("rlimit", str(RLIMIT_CORE), "0"), guest])
+    return encode_steps([("mode", "bare"), ("rlimit", str(RLIMIT_CORE), NO_DUMPS), guest])

@@ -50,19 +50,17 @@ class Handle:
         """Return when it has ended, having reaped it if it is a child of ours."""
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
-        # Each waiter watches a descriptor of its own: the loop knows one reader for each.
+        # Each waiter has a descriptor of its own: the loop knows one reader for each, and another waiter may close the
+        # handle as soon as it has seen the end.
         fd = os.dup(self.fd)
         loop.add_reader(fd, done.set)
         try:
             await done.wait()
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG)
         finally:
             loop.remove_reader(fd)
             os.close(fd)
-        self.reap()
-
-    def reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PIDFD, self.fd, os.WEXITED | os.WNOHANG)
 
     def close(self) -> None:
         if self.fd >= 0:

@@ -18,7 +18,7 @@ import os
 import struct
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,11 +39,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """The low word of argument `arg`, and-ed with `mask`, is one of `values`."""
+    """The low word of argument `arg` (or its high one), and-ed with `mask`, is one of `values`."""
 
     arg: int
     mask: int
     values: tuple[int, ...]
+    high: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +161,18 @@ def _parse(raw: dict[str, Any]) -> Profile:
 def _rule(raw: dict[str, Any]) -> Rule:
     _check_keys(raw, "when", "then")
     then = raw["then"]
-    if then != "allow" and then not in errno.errorcode.values():
-        raise ValueError(f"{then!r} is neither 'allow' nor an errno")
-    action = _ALLOW if then == "allow" else _ERRNO | getattr(errno, then)
-    return Rule(tuple(map(_condition, raw.get("when", ()))), action)
+    if then not in ("allow", "ignore") and then not in errno.errorcode.values():
+        raise ValueError(f"{then!r} is neither 'allow' nor 'ignore' nor an errno")
+    action = {"allow": _ALLOW, "ignore": _ERRNO}.get(then) or _ERRNO | getattr(errno, then)
+    return Rule(tuple(condition for each in raw.get("when", ()) for condition in _conditions(each)), action)
+
+
+def _conditions(raw: dict[str, Any]) -> list[Condition]:
+    if raw.get("null") is True:
+        _check_keys(raw, "arg", "null")
+        low = _condition({"arg": raw["arg"], "is": [0]})
+        return [low, replace(low, high=True)]
+    return [_condition(raw)]
 
 
 def _condition(raw: dict[str, Any]) -> Condition:
@@ -236,7 +245,7 @@ class _Program:
         self.search(ranges, lambda label: label)
         if condition.mask != _WORD:
             self.emit(_AND, condition.mask)
-        return self.emit(_LOAD, _ARGUMENTS + 8 * condition.arg)
+        return self.emit(_LOAD, _ARGUMENTS + 8 * condition.arg + 4 * condition.high)
 
 
 def _ranges(points: Mapping[int, _T], default: _T) -> list[tuple[int, _T]]:
