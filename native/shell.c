@@ -9,7 +9,7 @@
  * it says "i": what was written to a FIFO that has no reader yet would be lost with the writer.
  *
  * The loop nests one level deeper with each command, so bash is now and then told ("r") to write its state to a
- * file and to start over from it.
+ * file and to start over from it. A plain sh cannot write its functions down, and is not.
  *
  * What the shell says is the workload's word: it can be forged from inside, and only misleads about that very
  * environment. */
@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/fsuid.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -31,51 +32,72 @@
 #define DEPTH_MAX 128
 #define SHELLS_MAX 64
 
+/* Between commands -e, -a and -x are off; __skerry_o holds the last status and the options, as "0,ehB", and
+ * __skerry_f what to put before a command to have them on again. Bash reads the loop anew with each command, so it is
+ * short; behind it, after a NUL, is what to do on "r". */
 static const char bash_loop[] =
     "while IFS= builtin read -r -u 8 __skerry_n; do\n"
-    "if [[ $__skerry_n == r ]]; then\n"
-    "  { builtin declare -p && builtin declare -f && builtin alias -p && builtin shopt -p; builtin set +o; }"
-    " >\"$__skerry_d/state\" 2>/dev/null &&"
-    " builtin exec \"$BASH\" --norc --noprofile -c '. \"$1/state\" 2>/dev/null; builtin set --;"
-    " builtin eval \"$__skerry\"' bash \"$__skerry_d\"\n"
-    "  builtin continue\n"
-    "fi\n"
+    "if [[ $__skerry_n == r* ]]; then builtin eval \"$__skerry_r\"; builtin continue; fi\n"
     "(\n"
     "IFS= builtin read -r -d '' __skerry_c <\"$__skerry_d/$__skerry_n.c\"\n"
-    "[[ $__skerry_o != *e* ]] || builtin set -e\n"
-    "{ builtin echo i >&9; builtin eval \"$__skerry_c\" 8<&- 9>&-; } <\"$__skerry_d/$__skerry_n.i\""
+    "__skerry_f=\n"
+    "if [[ $__skerry_o == *[aex]* ]]; then __skerry_f=${__skerry_o//[!aex]}; __skerry_f=\"builtin set -$__skerry_f; \"; fi\n"
+    "{ builtin echo i >&9; [[ $__skerry_o == 0,* ]] || (builtin exit \"${__skerry_o%%,*}\");"
+    " builtin eval \"$__skerry_f$__skerry_c\" 8<&- 9>&-; } <\"$__skerry_d/$__skerry_n.i\""
     " >\"$__skerry_d/$__skerry_n.o\" 2>\"$__skerry_d/$__skerry_n.e\"\n"
-    "__skerry_s=$? __skerry_o=$-\n"
-    "builtin set +e\n"
-    "builtin printf 'd %s %s\\n' \"$__skerry_s\" \"$BASHPID\" >&9\n"
+    "__skerry_o=$?,$-\n"
+    "builtin set +aex\n"
+    "[[ $__skerry_o != *a* ]] || builtin export -n __skerry_o\n"
+    "builtin printf 'd %s %s\\n' \"${__skerry_o%%,*}\" \"$BASHPID\" >&9\n"
     "builtin eval \"$__skerry\"\n"
     "builtin exit\n"
     ")\n"
-    "builtin printf 'x %s\\n' \"$?\" >&9\n"
-    "done\n";
+    "__skerry_o=$?,${__skerry_o#*,}\n"
+    "builtin printf 'x %s\\n' \"${__skerry_o%%,*}\" >&9\n"
+    "done\n"
+    "\0"
+    /* Options that change how text is read, and aliases, come after the functions, so that these are read as they
+     * were written. `exec -c`: what was exported comes from the file, and so nothing of it can be too large, or be
+     * taken by bash for settings of its own. When it does not work out, the shell goes on as it was. */
+    "__skerry_f=$__skerry_d/${__skerry_n#r}.s\n"
+    "{ builtin echo 'builtin shopt -s extglob' && builtin declare -p && builtin declare -f && builtin declare -F &&"
+    " builtin shopt -p && builtin alias -p &&"
+    " for ((__skerry_n = ${#DIRSTACK[@]} - 1; __skerry_n > 0; __skerry_n--)); do"
+    " builtin printf 'builtin pushd -n -- %q\\n' \"${DIRSTACK[__skerry_n]}\"; done &&"
+    " builtin printf 'builtin set --' && { (($# == 0)) || builtin printf ' %q' \"$@\"; } && builtin echo &&"
+    " builtin set +o; } >|\"$__skerry_f\" 2>/dev/null && builtin shopt -s execfail &&"
+    " builtin exec -c \"$__skerry_b\" --norc --noprofile -c '. \"$1\" >/dev/null 2>&1; builtin eval \"$__skerry\"'"
+    " bash \"$__skerry_f\"\n"
+    "builtin shopt -u execfail\n"
+    "builtin echo >|\"$__skerry_f\"\n";
 
 static const char sh_loop[] =
     "while IFS= read -r __skerry_n <&8; do\n"
-    "[ \"$__skerry_n\" = r ] && continue\n"
+    "case $__skerry_n in r*) continue;; esac\n"
     "(\n"
     "read -r __skerry_p __skerry_c </proc/self/stat\n"
-    "case $__skerry_o in *e*) set -e;; esac\n"
-    "{ echo i >&9; . \"$__skerry_d/$__skerry_n.c\" 8<&- 9>&-; } <\"$__skerry_d/$__skerry_n.i\""
+    "{ echo i >&9; case $__skerry_o in *a*) set -a;; esac; case $__skerry_o in *e*) set -e;; 0,*) ;;"
+    " *) (exit \"${__skerry_o%%,*}\");; esac; . \"$__skerry_d/$__skerry_n.c\" 8<&- 9>&-; } <\"$__skerry_d/$__skerry_n.i\""
     " >\"$__skerry_d/$__skerry_n.o\" 2>\"$__skerry_d/$__skerry_n.e\"\n"
-    "__skerry_s=$? __skerry_o=$-\n"
-    "set +e\n"
-    "echo \"d $__skerry_s $__skerry_p\" >&9\n"
+    "__skerry_s=$?,$-\n"
+    "set +ae\n"
+    "__skerry_o=$__skerry_s\n"
+    "unset -v __skerry_s\n"
+    "echo \"d ${__skerry_o%%,*} $__skerry_p\" >&9\n"
     "eval \"$__skerry\"\n"
     "exit\n"
     ")\n"
-    "echo \"x $?\" >&9\n"
+    "__skerry_o=$?,${__skerry_o#*,}\n"
+    "echo \"x ${__skerry_o%%,*}\" >&9\n"
     "done\n";
 
-/* The loop is read from a file, so that listings of processes stay readable. */
+/* The loop comes by stdin, so that listings of processes stay readable. */
 static const char bash_begin[] =
-    "IFS= read -r -d '' __skerry <\"$1/loop\"; readonly __skerry __skerry_d=\"$1\"; __skerry_o=; set --; eval \"$__skerry\"";
+    "IFS= read -r -d '' __skerry; IFS= read -r -d '' __skerry_r; exec </dev/null;"
+    " readonly __skerry __skerry_r __skerry_d=\"$1\" __skerry_b=\"$BASH\"; __skerry_o=0,; set --; eval \"$__skerry\"";
 static const char sh_begin[] =
-    "__skerry=$(cat \"$1/loop\"); __skerry_d=$1; readonly __skerry __skerry_d; __skerry_o=; set --; eval \"$__skerry\"";
+    "__skerry=$(cat); exec </dev/null; __skerry_d=$1; readonly __skerry __skerry_d; __skerry_o=0,; set --;"
+    " eval \"$__skerry\"";
 
 struct shell {
     struct shell *next;
@@ -89,6 +111,7 @@ struct shell {
     bool forked; /* the supervisor has started it */
     bool broken; /* no more commands for it; it stays while its supervisor does */
     uint32_t number;
+    uint32_t state; /* the file that it starts over from; 0: none */
     unsigned depth;
     struct sk_tree *survivors; /* what earlier commands left running */
     char line[64];
@@ -103,30 +126,48 @@ static void path_of(char *out, size_t size, uint32_t number, const char *suffix)
     snprintf(out, size, "%s/%u.%s", sk_config.run, number, suffix);
 }
 
-static int write_file(const char *path, const void *data, size_t len)
+static int write_file(uint32_t number, const char *suffix, const void *data, size_t len)
 {
+    char path[PATH_MAX];
+    path_of(path, sizeof path, number, suffix);
     /* The directory is the workload's as well: nothing that it put there is followed or written to. */
     unlink(path);
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
         return -1;
     ssize_t n = write(fd, data, len);
+    if (n == (ssize_t)len)
+        return fd;
+    if (n >= 0)
+        errno = ENOSPC;
     close(fd);
-    errno = n < 0 ? errno : ENOSPC;
-    return n == (ssize_t)len ? 0 : -1;
+    return -1;
 }
 
 static int write_command(uint32_t number, const struct sk_start *start)
 {
+    int fd = write_file(number, "c", start->command, start->command_len);
+    if (fd >= 0)
+        close(fd);
+    return fd;
+}
+
+/* A descriptor of the text that a new shell begins with; the file has no name any more. */
+static int open_loop(bool bash)
+{
     char path[PATH_MAX];
-    path_of(path, sizeof path, number, "c");
-    return write_file(path, start->command, start->command_len);
+    int fd = write_file(0, "l", bash ? bash_loop : sh_loop, bash ? sizeof bash_loop - 1 : sizeof sh_loop - 1);
+    path_of(path, sizeof path, 0, "l");
+    unlink(path);
+    if (fd >= 0)
+        lseek(fd, 0, SEEK_SET);
+    return fd;
 }
 
 static void remove_files(uint32_t number)
 {
     char path[PATH_MAX];
-    for (const char *suffix = "cioe"; *suffix; suffix++) {
+    for (const char *suffix = "cioes"; *suffix; suffix++) {
         path_of(path, sizeof path, number, (char[2]){ *suffix, 0 });
         unlink(path);
     }
@@ -139,6 +180,9 @@ static void finish(struct shell *sh, int code, int signo)
         return;
     sh->current = NULL;
     remove_files(sh->number);
+    if (sh->state != 0)
+        remove_files(sh->state); /* a command has run: it has been read */
+    sh->state = 0;
     if (sk_process_killing(p)) {
         sh->killed = p;
     } else {
@@ -221,8 +265,11 @@ static void heard(struct shell *sh, const char *line)
         kill(old, SIGKILL);
         finish(sh, code & 255, 0);
         if (++sh->depth >= DEPTH_MAX) {
+            char order[16];
             sh->depth = 0;
-            tell(sh, "r\n");
+            sh->state = ++next_number;
+            snprintf(order, sizeof order, "r%u\n", sh->state);
+            tell(sh, order);
         }
     }
     /* "d" of a fork that is dead already is followed by an "x"; anything else is noise from inside. */
@@ -301,19 +348,24 @@ static int high(int fd) /* out of the way of descriptors 8 and 9 */
 static struct shell *start_shell(const struct sk_start *start)
 {
     static const char *const places[] = { "/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh" };
-    int control[2], said[2], report[2], null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    enum { NULL_FD, LOOP, CONTROL, SAID = CONTROL + 2, REPORT = SAID + 2, FDS = REPORT + 2 };
+    int fds[FDS], *control = fds + CONTROL, *said = fds + SAID, *report = fds + REPORT;
     size_t place = 0;
     struct shell *sh = calloc(1, sizeof *sh);
-    if (sh == NULL || null < 0 || pipe2(control, O_CLOEXEC) < 0 || pipe2(said, O_CLOEXEC) < 0 || pipe2(report, O_CLOEXEC) < 0) {
-        free(sh); /* out of descriptors: they are few and the guest is not used up by this path */
-        return NULL;
-    }
     while (place < 3 && access(places[place], X_OK) < 0)
         place++;
     bool bash = place < 3;
-    char loop[PATH_MAX];
-    snprintf(loop, sizeof loop, "%s/loop", sk_config.run);
-    write_file(loop, bash ? bash_loop : sh_loop, bash ? sizeof bash_loop - 1 : sizeof sh_loop - 1);
+    memset(fds, -1, sizeof fds);
+    if (sh == NULL || (fds[NULL_FD] = open("/dev/null", O_RDWR | O_CLOEXEC)) < 0 || (fds[LOOP] = open_loop(bash)) < 0 ||
+        pipe2(control, O_CLOEXEC) < 0 || pipe2(said, O_CLOEXEC) < 0 || pipe2(report, O_CLOEXEC) < 0) {
+        int error = errno;
+        for (size_t i = 0; i < FDS; i++)
+            if (fds[i] >= 0)
+                close(fds[i]);
+        free(sh);
+        errno = error;
+        return NULL;
+    }
     char *argv_bash[] = { (char *)(uintptr_t)places[place], "--norc", "--noprofile", "-c", (char *)(uintptr_t)bash_begin,
                           "bash", (char *)(uintptr_t)sk_config.run, NULL };
     char *argv_sh[] = { (char *)(uintptr_t)places[place], "-c", (char *)(uintptr_t)sh_begin, "sh",
@@ -321,14 +373,15 @@ static struct shell *start_shell(const struct sk_start *start)
     struct sk_start own = *start;
     own.argv = bash ? argv_bash : argv_sh;
     own.applet = NULL;
-    int stdio[3] = { null, null, null }, extra[2] = { high(control[0]), high(said[1]) };
+    int stdio[3] = { fds[LOOP], fds[NULL_FD], fds[NULL_FD] }, extra[2] = { high(control[0]), high(said[1]) };
     snprintf(sh->name, sizeof sh->name, "%s", start->shell);
     sh->control = control[1];
     sh->said = (struct sk_source){ .fd = said[0], .ready = said_ready };
     sh->report = (struct sk_source){ .fd = report[0], .ready = report_ready };
     sh->alive.fd = -1;
     sh->supervisor = sk_supervise(&own, stdio, false, report[1], extra);
-    close(null);
+    close(fds[NULL_FD]);
+    close(fds[LOOP]);
     close(extra[0]);
     close(extra[1]);
     close(report[1]);
@@ -345,7 +398,6 @@ static struct shell *start_shell(const struct sk_start *start)
     sk_watch(&sh->report, EPOLLIN);
     return sh;
 }
-
 
 /* Makes the FIFOs of one command and opens our ends. */
 static int open_streams(uint32_t number, const struct sk_start *start, int ours[3])
@@ -371,6 +423,17 @@ static int open_streams(uint32_t number, const struct sk_start *start, int ours[
     return 0;
 }
 
+/* The files of a shell belong to its user, and to nobody else. */
+static void act_as(uid_t uid, gid_t gid)
+{
+    if (!sk_config.switch_users)
+        return;
+    if (uid != sk_config.uid)
+        chmod(sk_config.run, 01777); /* a place for others as well */
+    setfsgid(gid);
+    setfsuid(uid);
+}
+
 void sk_shell_start(uint32_t id, const struct sk_start *start)
 {
     static struct sk_tree tree;
@@ -393,7 +456,9 @@ void sk_shell_start(uint32_t id, const struct sk_start *start)
         sk_send_error(id, ENOMEM, "processes");
         return;
     }
+    act_as(start->uid, start->gid);
     int bad = write_command(number, start) < 0 || open_streams(number, start, ours) < 0, error = errno;
+    act_as(sk_config.uid, sk_config.gid);
     for (int i = 0; i < 3; i++)
         sk_process_stream(p, i, ours[i]);
     sk_process_hold_input(p, true);

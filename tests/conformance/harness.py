@@ -93,12 +93,21 @@ class Box:
         entries = [entry.partition(":") for entry in listing.stdout.decode(errors="replace").split("\0")]
         return sorted({int(path.split("/")[2]) for path, _, argument in entries if argument == marker})
 
+    async def there(self, marker: str) -> None:
+        """Returns when something with `marker` lives."""
+
+        async def some() -> bool:
+            return bool(await self.alive(marker))
+
+        await eventually(some)
+
     async def gone(self, marker: str) -> None:
         """Returns when nothing with `marker` lives."""
-        await eventually(lambda: self._none(marker))
 
-    async def _none(self, marker: str) -> bool:
-        return not await self.alive(marker)
+        async def none() -> bool:
+            return not await self.alive(marker)
+
+        await eventually(none)
 
     async def exists(self, *pids: int) -> list[int]:
         """Which of these are processes inside, zombies included."""

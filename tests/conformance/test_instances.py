@@ -131,6 +131,7 @@ async def test_stopping_ends_everything_that_runs(site: Site) -> None:
             await box.start("sh", "-c", f"setsid sleep {marker} & sleep {marker} & echo up; wait"), b"up"
         )
         await expect(await box.start_shell(f"setsid sleep {marker} & echo up"), b"up")
+        await box.there(marker)
         assert on_host(marker)
     assert on_host(marker) == []
 
@@ -225,6 +226,7 @@ async def test_a_restarted_daemon_finds_and_ends_what_the_first_one_left(site: S
         again = await Box(second, box.instance, box.channel).reconnect()
         again_box = Box(second, box.instance, again)
         await again_box.start("sleep", marker)
+        await again_box.there(marker)
         assert on_host(marker)
         await again.close()
         await second.stop(box.id)
@@ -254,7 +256,7 @@ async def test_instances_do_not_see_each_other(site: Site) -> None:
     marker = f"7{os.getpid()}{id(site)}"
     async with site.box() as one, site.box() as two:
         await one.start("sleep", marker)
-        assert await one.alive(marker)
+        await one.there(marker)
         assert await two.alive(marker) == []
 
 

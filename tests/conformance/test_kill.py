@@ -60,15 +60,15 @@ async def test_a_kill_spares_everything_else(box: Box) -> None:
     spared = await box.start("sleep", "30005")
     await box.shell("sleep 30006 &")
     await killed(await box.start("sleep", "1000"))
-    assert await box.alive("30005")
-    assert await box.alive("30006")
+    await box.there("30005")
+    await box.there("30006")
     await killed(spared)
 
 
 async def test_a_kill_after_the_end_takes_what_is_left_of_it(box: Box) -> None:
     process = await up(box, "sleep 30007 & echo up")
     assert (await process.wait()).code == 0
-    assert await box.alive("30007")
+    await box.there("30007")
     await process.kill()
     assert await box.alive("30007") == []
 
