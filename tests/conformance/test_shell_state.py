@@ -178,7 +178,9 @@ alias
     assert before.code == 0, before
     for word in (b"matched\nother\nno\n", b"LOUD\n", b"pipefail 1\nnounset\nnoclobber\nconstant\n"):
         assert word in before.stdout
+    pid = await box.said("echo $$", name)
     await pass_time(box, name)
+    assert await box.said("echo $$", name) != pid, "it has not started over"
     after = await box.shell(look, name)
     assert after.stdout == before.stdout
     assert (after.code, after.stderr) == (before.code, before.stderr)

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from skerry.errors import Busy, InvalidRequest
-from tests.conformance.harness import BIG, ENV, Box, expect, feed, finish, needs
+from tests.conformance.harness import BIG, ENV, Box, Site, expect, feed, finish, needs
 
 posix = pytest.mark.posix
 ALL_BYTES = bytes(range(256))
@@ -283,6 +283,40 @@ async def test_an_interrupted_command_leaves_the_state_from_before(box: Box) -> 
     process.signal(signal.SIGINT)
     assert (await process.wait()).code == 130
     assert await box.said("echo $v") == "before"
+
+
+@posix
+@pytest.mark.parametrize("target", ["$$", "$PPID", "0", "-$$"], ids=["shell", "parent", "group", "its-group"])
+async def test_a_first_command_that_kills_its_shell_has_an_end_and_the_next_works(
+    box: Box, target: str
+) -> None:
+    name = f"suicide{target}"
+    # Where its parent is another user's, it cannot be killed, and the command goes on.
+    result = await box.shell(f"kill -9 {target} 2>/dev/null; sleep 0.01; exit 5", name)
+    assert result.code in (137, 5)
+    assert await box.said("echo next", name) == "next"
+
+
+@needs("isolated")  # elsewhere these numbers may be anybody's
+@pytest.mark.parametrize("target", ["$$", "$PPID", "0", "-$$", "-1"])
+async def test_a_later_command_that_kills_its_shell_has_an_end_and_the_next_works(
+    site: Site, target: str
+) -> None:
+    async with site.box() as box:
+        for _ in range(3):
+            await box.shell("true")
+        result = await box.shell(f"kill -9 {target} 2>/dev/null; sleep 0.01; exit 5")
+        assert result.code in (137, 5)
+        assert await box.said("echo next") == "next"
+
+
+@needs("isolated")
+async def test_a_shell_that_is_killed_between_two_commands_is_replaced(site: Site) -> None:
+    async with site.box() as box:
+        await box.shell("v=lost")
+        pid = await box.said("sh -c 'echo $PPID'")
+        await box.sh(f"kill -9 {pid}; kill -9 -1")
+        assert await box.said("echo works") == "works"
 
 
 @posix
