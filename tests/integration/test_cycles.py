@@ -102,7 +102,7 @@ def test_a_thousand_cycles_leave_nothing(client: skerry.Client, home: Path) -> N
     while left := new(before, belongings(home, pid)):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
-    assert [base for base in ranges if is_void_claim(f"{uids.DIRECTORY}/{base}")] == []
+    assert [base for base in ranges if is_void_claim(uids._path(base))] == []
 
 
 def is_void_claim(path: str) -> bool:

@@ -26,14 +26,15 @@ HOLD = "import signal; signal.pause()"
 ALLOCATE = "import sys; bytearray(int(sys.argv[1])); print('fits')"
 FORK = """
 import os, signal
-children = 0
+children = why = 0
 try:
     while children < 1000:
         if os.fork() == 0:
             signal.pause()
         children += 1
 except OSError as error:
-    print(children, error.errno, flush=True)
+    why = error.errno
+print(children, why, flush=True)
 signal.pause()
 """
 
