@@ -11,7 +11,7 @@ import select
 import signal
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from skerry.errors import IsolationUnavailable, LaunchFailed
@@ -54,21 +54,41 @@ class Helper:
     def __init__(self, path: Path = HELPER) -> None:
         """Raises IsolationUnavailable when it was not built."""
         try:
-            program = path.read_bytes()
+            self._program = path.read_bytes()
         except OSError as error:
             raise IsolationUnavailable(
                 f"the native helper is missing: {error.strerror}",
                 hint="install a built package, or run `make native` in a checkout",
             ) from error
-        low = os.memfd_create("skerry-guest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self.fd = _raised(low)
-        os.close(low)
-        os.write(self.fd, program)
-        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
+        self._shared = self._copy() if os.geteuid() == 0 else -1
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[int]:
+        """A descriptor of it to execute.
+
+        Root's copy is one for all. Any other user's belongs to the very user that the environment runs as, who
+        could change its mode: there each launch has one of its own.
+        """
+        fd = self._copy() if self._shared < 0 else self._shared
+        try:
+            yield fd
+        finally:
+            if fd != self._shared:
+                os.close(fd)
 
     def close(self) -> None:
-        os.close(self.fd)
+        if self._shared >= 0:
+            os.close(self._shared)
+
+    def _copy(self) -> int:
+        low = os.memfd_create("skerry-guest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = _raised(low)
+        os.close(low)
+        os.write(fd, self._program)
+        os.fchmod(fd, 0o555)
+        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+        return fd
 
 
 def _raised(fd: int) -> int:
@@ -141,14 +161,15 @@ def _spawn(helper: Helper, steps: bytes, fds: Sequence[int]) -> tuple[int, int]:
         os.write(spec, steps)
         os.lseek(spec, 0, os.SEEK_SET)
         raised = [_raised(fd) for fd in (spec, status_write, null, *fds)]
-        launcher = os.posix_spawn(
-            f"/proc/self/fd/{helper.fd}",
-            ["skerry-init", "launch"],
-            {},
-            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(raised)],
-            setsigmask=[],
-            setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD],
-        )
+        with helper.opened() as program:
+            launcher = os.posix_spawn(
+                f"/proc/self/fd/{program}",
+                ["skerry-init", "launch"],
+                {},
+                file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(raised)],
+                setsigmask=[],
+                setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD],
+            )
     except OSError as error:
         os.close(status_read)
         raise LaunchFailed(f"the native helper cannot be started: {error.strerror}") from error
