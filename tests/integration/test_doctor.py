@@ -1,0 +1,79 @@
+"""`skerry doctor` tries things, as root and without, and says what to do about what fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skerry.daemon import doctor
+from skerry.errors import LaunchFailed
+from skerry.host import launcher
+from skerry.settings import Home
+from tests.support import Nobody
+
+
+def checks(report: dict[str, Any]) -> dict[str, dict[str, str]]:
+    return {check["name"]: check for check in report["checks"]}
+
+
+def test_this_machine_can_run_environments(home: Path) -> None:
+    command = [sys.executable, "-m", "skerry.daemon.doctor", "--json"]
+    done = subprocess.run(
+        command, env={**os.environ, "SKERRY_HOME": str(home)}, capture_output=True, text=True, timeout=60
+    )
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert report["isolation"] == "namespace"
+    found = checks(report)
+    assert found["environment"]["status"] == found["user namespaces"]["status"] == "ok"
+    assert all(check["fix"] for check in found.values() if check["status"] != "ok")
+
+
+def test_it_works_for_a_plain_user_and_names_what_is_weaker(as_nobody: Nobody) -> None:
+    done = as_nobody.run([as_nobody.python, "-m", "skerry.daemon.doctor", "--json"])
+    report = json.loads(done.stdout)
+    assert report["isolation"] == "namespace"
+    found = checks(report)
+    assert found["disk workspaces"]["status"] == "warning"
+    assert "root" in found["disk workspaces"]["fix"]
+
+
+def test_a_missing_helper_is_a_failure_with_its_fix(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher.Helper.__init__, "__defaults__", (Path("/nonexistent/helper"),))
+    report = doctor.run(Home(str(home)))
+    found = checks(report)
+    assert report["isolation"] == "none"
+    assert found["helper"]["status"] == found["environment"]["status"] == "failure"
+    assert "make native" in found["helper"]["fix"]
+
+
+def test_refused_user_namespaces_come_with_the_fix(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        launcher._started(["E\tnamespaces\t1\t"])
+
+    monkeypatch.setattr(doctor, "attempt", refuse)
+    found = checks(doctor.run(Home(str(home))))
+    assert found["user namespaces"]["status"] == "failure"
+    assert "apparmor_restrict_unprivileged_userns" in found["user namespaces"]["fix"]
+
+
+def test_every_failing_step_is_told_with_errno_and_advice() -> None:
+    with pytest.raises(LaunchFailed) as caught:
+        launcher._started(["P123", "E\tproc\t1\tmount"])
+    assert caught.value.detail == {"step": "proc", "errno": "EPERM", "what": "mount"}
+    assert "/proc" in caught.value.hint
+
+
+def test_a_home_that_is_full_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(home)._replace(free=1 << 20)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
+    found = checks(doctor.run(Home(str(home))))
+    assert found["home"]["status"] == "warning"
+    assert "1.0 MiB" in found["home"]["found"]
