@@ -73,7 +73,7 @@ def test_every_failing_step_is_told_with_errno_and_advice() -> None:
 
 def test_a_home_that_is_full_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(home)._replace(free=1 << 20)
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     found = checks(doctor.run(Home(str(home))))
     assert found["home"]["status"] == "warning"
     assert "1.0 MiB" in found["home"]["found"]
