@@ -182,6 +182,8 @@ _GOOD = header(b"a", 3) + padded(b"abc")
         (header(b"pax", 9, b"x") + padded(b"99 a=b\n  ") + _GOOD, "cannot be read"),
         (header(b"pax", 7, b"x") + padded(b"0 a=b\n ") + _GOOD, "cannot be read"),
         (header(b"pax", 7, b"x") + padded(b"7 a b\n ") + _GOOD, "cannot be read"),
+        (header(b"pax", 11, b"x") + padded(b"6 a=b\nrest\n") + _GOOD, "cannot be read"),
+        (header(b"pax", 15, b"x") + padded(b"6 a=b\n0 x=y\n...") + _GOOD, "cannot be read"),
         (pax(size=b"-1") + _GOOD, "number that is none"),
         (pax(size=b"9" * 30) + _GOOD, "number that is none"),
         (pax(mtime=b"nan") + _GOOD, "time that is none"),

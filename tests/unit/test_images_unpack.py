@@ -283,7 +283,7 @@ def test_setuid_setgid_and_capabilities_are_dropped(place: Place) -> None:
 
 
 def test_owners_can_read_and_enter_what_they_have(place: Place) -> None:
-    old = os.umask(0o777)
+    old = os.umask(0o077)
     try:
         place.unpack(directory(b"d", 0o000) + file(b"d/f", mode=0o000) + file(b"implied/f", mode=0o664))
     finally:

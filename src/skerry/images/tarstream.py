@@ -172,10 +172,9 @@ class TarReader:
         position = 0
         while position < len(data) and data[position] != 0:
             space = data.find(b" ", position, position + 20)
-            length = _decimal(data[position:space]) if space > 0 else 0
-            record = data[space + 1 : position + length]
-            key, equals, value = record.partition(b"=")
-            if not equals or not value.endswith(b"\n") or position + length > len(data):
+            end = position + _decimal(data[position:space]) if space >= 0 else 0
+            key, equals, value = data[space + 1 : end].partition(b"=")
+            if not space < end <= len(data) or not equals or not value.endswith(b"\n"):
                 raise InvalidRequest("the archive is damaged: an extended header that cannot be read")
             value = value[:-1]
             if key == b"GNU.sparse.offset":
@@ -186,7 +185,7 @@ class TarReader:
                 into.values[key] = value
             else:
                 into.values.pop(key, None)
-            position += length
+            position = end
 
     def _entry(self, header: bytes, extended: _Extended) -> Entry:
         kind = _KINDS.get(header[156:157])
