@@ -149,7 +149,7 @@ static int rename_file(int root, const char *rel, const struct request *r)
         return to;
     }
     if (renameat(from, name, to, name2) < 0)
-        error = errno;
+        error = errno == EXDEV ? ENOTSUP : errno; /* two file systems: nothing of it leads outside */
     close(from);
     close(to);
     return -error;

@@ -623,6 +623,11 @@ _FILE_ERRORS: dict[int, tuple[type[SkerryError], str, str]] = {
         "{path} is not a regular file",
         "pipes, sockets and devices are not read or written",
     ),
+    errno.ENOTSUP: (
+        FileConflict,
+        "{path} cannot be moved to another file system",
+        "copy it, and remove the original",
+    ),
     errno.EXDEV: (PathOutside, "{path} leads outside of /workspace and /tmp", "use a path below /workspace"),
     errno.ELOOP: (FileConflict, "{path} has too many symlinks", ""),
     errno.EACCES: (FileDenied, "{path}: permission denied", ""),

@@ -139,7 +139,7 @@ async def untar(channel: Channel, path: str, archive: AsyncIterator[bytes]) -> N
     ending = asyncio.ensure_future(applet.finish())
     try:
         async for data in archive:
-            if ending.done():
+            if applet.process.exited:
                 break
             await applet.process.write(data)
         await applet.process.close_stdin()
