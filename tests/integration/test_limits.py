@@ -114,7 +114,7 @@ def test_what_is_reported_is_what_the_kernel_says(env: skerry.Environment) -> No
     assert found["fds"]["value"] == "64"
     assert env.run([*PYTHON, limit]).stdout == "(64, 64)\n"
     space = "import os; s = os.statvfs('/workspace'); print(s.f_bavail * s.f_frsize, s.f_favail)"
-    assert (found["disk"]["value"], found["inodes"]["value"]) == ("16.0 MiB", "64")
+    assert (found["disk"]["value"], found["inodes"]["value"]) == (str(16 << 20), "64")
     assert env.run([*PYTHON, space]).stdout == f"{16 * MIB} 64\n"
     status = env.run(["cat", "/proc/self/status"]).stdout
     for line in ("NoNewPrivs:\t1", "Seccomp:\t2", "CapBnd:\t0000000000000000", "CapEff:\t0000000000000000"):
@@ -294,7 +294,7 @@ def test_a_workspace_in_memory_takes_at_most_half_of_it(client: skerry.Client) -
     space = "import os; s = os.statvfs('/workspace'); print(s.f_bavail * s.f_frsize)"
     with skerry.Environment(memory="64m", workspace="memory", client=client) as env:
         assert env.run([*PYTHON, space]).stdout == f"{32 * MIB}\n"
-        assert rows(env)["disk"]["value"] == "32.0 MiB"
+        assert rows(env)["disk"]["value"] == str(32 << 20)
 
 
 # The end
@@ -394,7 +394,7 @@ def test_without_cgroups_rlimits_bite_and_the_report_says_what_does_not(as_nobod
     }
     for name in ("cpu", "memory", "swap", "pids"):
         assert "delegat" in reported[name]["by"]
-    assert reported["memory_per_process"]["value"] == "128.0 MiB"
+    assert reported["memory_per_process"]["value"] == str(128 << 20)
     assert reported["pids_of_user"]["value"] == "32"
     assert found["workspace"] == "memory"
     assert found["fits"] == ["completed", "fits\n"]

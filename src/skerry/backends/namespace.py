@@ -25,7 +25,7 @@ from skerry.host.volumes import SUBDIR, Volumes
 from skerry.images.hostroot import HostRoots
 from skerry.images.store import Image
 from skerry.models import Enforcement, Usage
-from skerry.policy import Limits, Policy, format_size
+from skerry.policy import Limits, Policy
 
 Rows = list[Enforcement]
 
@@ -202,16 +202,16 @@ class NamespaceBackend:
         rows = cgroup.enforced()
         if self._cgroups.mode == "none":
             rows += [
-                Enforcement("memory_per_process", True, format_size(limits.memory), "RLIMIT_DATA"),
+                Enforcement("memory_per_process", True, str(limits.memory), "RLIMIT_DATA"),
                 Enforcement("pids_of_user", True, str(limits.pids), "RLIMIT_NPROC, in this user namespace"),
             ]
         rows.append(Enforcement("fds", True, str(limits.fds), "RLIMIT_NOFILE of each process"))
         if kind == "memory":
-            size = format_size(_memory_size(policy))
+            size = str(_memory_size(policy))
             rows.append(Enforcement("disk", True, size, "size of the tmpfs at /workspace"))
             rows.append(Enforcement("inodes", True, str(limits.inodes), "nr_inodes of the tmpfs"))
         elif self._rootful:
-            rows.append(Enforcement("disk", True, format_size(limits.disk), "a file system of that size"))
+            rows.append(Enforcement("disk", True, str(limits.disk), "a file system of that size"))
             rows.append(Enforcement("inodes", True, str(limits.inodes), "a file system with so many inodes"))
         else:
             rows.append(

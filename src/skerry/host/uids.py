@@ -8,8 +8,10 @@ it appears whole or not at all, and takes no block of a disk.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
+from collections.abc import Iterator
 
 from skerry.errors import LimitReached
 from skerry.host.processes import start_time
@@ -22,51 +24,54 @@ DIRECTORY = "/run/skerry-uids"
 
 def claim() -> int:
     """The first host id of a range that nobody uses. Root only. Raises LimitReached."""
-    for _ in range(1000):
-        base = FIRST + random.randrange(COUNT) * SIZE  # noqa: S311 - spread, not secrecy
-        if not _alive(base) and _write(base, os.getpid()):
-            return base
+    with _locked():
+        os.makedirs(DIRECTORY, mode=0o700, exist_ok=True)
+        for _ in range(1000):
+            base = FIRST + random.randrange(COUNT) * SIZE  # noqa: S311 - spread, not secrecy
+            if not _alive(base):
+                _write(base, os.getpid())
+                return base
     raise LimitReached("no user id range is free on this host")
 
 
 def settle(base: int, pid: int) -> None:
     """Tie the claim to the environment's own process, so that it outlives the daemon and not the environment."""
-    _write(base, pid)
+    with _locked():
+        os.makedirs(DIRECTORY, mode=0o700, exist_ok=True)
+        _write(base, pid)
 
 
 def release(base: int) -> None:
     """Give a range back. Unknown ones are fine."""
-    with contextlib.suppress(OSError):  # others have claims there, or it is gone already
+    with _locked(), contextlib.suppress(OSError):  # others have claims there, or it is gone already
         os.unlink(_path(base))
         os.rmdir(DIRECTORY)
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """One daemon at a time, also while the directory comes and goes: what is locked is its parent."""
+    fd = os.open(os.path.dirname(DIRECTORY), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _path(base: int) -> str:
     return f"{DIRECTORY}/{(base - FIRST) // SIZE}"
 
 
-def _write(base: int, pid: int) -> bool:
-    """False when somebody else claimed it in the meantime."""
-    path, value = _path(base), f"{pid} {start_time(pid)}"
-    mine = _owner(base) == os.getpid()
+def _write(base: int, pid: int) -> None:
     with contextlib.suppress(FileNotFoundError):
-        if mine or not _alive(base):
-            os.unlink(path)
-    os.makedirs(DIRECTORY, mode=0o700, exist_ok=True)
-    try:
-        os.symlink(value, path)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _owner(base: int) -> int:
-    try:
-        pid, started = map(int, os.readlink(_path(base)).split())
-    except (OSError, ValueError):
-        return 0
-    return pid if start_time(pid) == started else 0
+        os.unlink(_path(base))
+    os.symlink(f"{pid} {start_time(pid)}", _path(base))
 
 
 def _alive(base: int) -> bool:
-    return _owner(base) != 0
+    try:
+        pid, started = map(int, os.readlink(_path(base)).split())
+    except (OSError, ValueError):
+        return False
+    return start_time(pid) == started
