@@ -94,7 +94,9 @@ class Limits:
         names = {f.name for f in fields(cls)}
         unknown = sorted(set(raw) - names)
         if unknown:
-            raise InvalidRequest(f"unknown limit: {', '.join(unknown)}", hint=f"known: {', '.join(sorted(names))}")
+            raise InvalidRequest(
+                f"unknown limit: {', '.join(unknown)}", hint=f"known: {', '.join(sorted(names))}"
+            )
         given = {name: value for name, value in raw.items() if value is not None}
         out: dict[str, Any] = {}
         if "cpus" in given:
@@ -105,7 +107,9 @@ class Limits:
         if "memory" in given:
             out["memory"] = parse_size(given["memory"], "memory")
             if out["memory"] < 16 * MIB:
-                raise InvalidRequest("memory must be at least 16m", hint="a Python interpreter needs about 16 MiB")
+                raise InvalidRequest(
+                    "memory must be at least 16m", hint="a Python interpreter needs about 16 MiB"
+                )
         if "disk" in given:
             out["disk"] = parse_size(given["disk"], "disk")
             if out["disk"] < MIB:
