@@ -908,6 +908,7 @@ void sk_process_list(uint32_t request)
 {
     static uint8_t reply[SK_PAYLOAD_MAX];
     uint8_t *at = reply;
+    sk_tree_hold(processes != NULL);
     for (struct sk_process *p = processes; p != NULL && at + 64 < reply + sizeof reply; p = p->next) {
         read_tree(p);
         size_t len = strlen(p->name);
@@ -920,6 +921,7 @@ void sk_process_list(uint32_t request)
         memcpy(at, p->name, len);
         at += len;
     }
+    sk_tree_hold(false);
     sk_send(SK_RESULT, request, reply, (size_t)(at - reply));
 }
 

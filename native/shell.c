@@ -245,7 +245,8 @@ static void follow(struct shell *sh, pid_t pid)
 static void tell(struct shell *sh, const char *text)
 {
     size_t len = strlen(text);
-    if (sh->control >= 0 && write(sh->control, text, len) != (ssize_t)len)
+    bool told = sh->control < 0 || write(sh->control, text, len) == (ssize_t)len;
+    if (!told && sh->forked) /* else its supervisor says why it could not be started */
         break_shell(sh);
 }
 
@@ -530,6 +531,8 @@ bool sk_shell_reaped(pid_t pid)
     for (struct shell *sh = shells; sh != NULL; sh = sh->next)
         if (sh->supervisor == pid) {
             sh->supervisor = 0;
+            if (sh->report.fd >= 0)
+                report_ready(&sh->report, EPOLLIN); /* its last words may still be in the pipe */
             finish(sh, 128 + SIGKILL, SIGKILL);
             forget(sh);
             return true;

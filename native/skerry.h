@@ -197,6 +197,7 @@ struct sk_tree {
 
 /* All live descendants of `root` (itself not included), less `spare` and the pids in `survivors`. */
 void sk_tree_read(struct sk_tree *tree, pid_t root, pid_t spare, const struct sk_tree *survivors);
+void sk_tree_hold(bool hold); /* one look at all processes now, which holds for every reading until it is let go */
 pid_t sk_parent_of(pid_t pid); /* 0 if it is gone or dead */
 
 /* ---- shell.c: stateful shells ---- */

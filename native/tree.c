@@ -14,10 +14,12 @@
 
 struct entry {
     pid_t pid, parent;
-    bool inside;
+    bool dead, inside;
 };
 
 static struct entry entries[SK_TREE_MAX];
+static size_t count;
+static bool held;
 
 /* The parent of a process, 0 if it is gone. A dead one only waits for its parent to take notice; one whose first
  * thread has ended looks the same, and is not. */
@@ -58,11 +60,9 @@ static bool listed(const struct sk_tree *tree, pid_t pid)
     return false;
 }
 
-void sk_tree_read(struct sk_tree *tree, pid_t root, pid_t spare, const struct sk_tree *survivors)
+static void look_at_all(void)
 {
-    size_t count = 0;
-    tree->count = 0;
-    tree->dying = false;
+    count = 0;
     DIR *dir = opendir("/proc");
     if (dir == NULL)
         return;
@@ -71,17 +71,34 @@ void sk_tree_read(struct sk_tree *tree, pid_t root, pid_t spare, const struct sk
             continue;
         bool dead = false;
         pid_t pid = (pid_t)atoi(d->d_name), parent = look(pid, &dead);
-        if (dead)
-            tree->dying |= parent == root;
-        else if (parent != 0)
-            entries[count++] = (struct entry){ pid, parent, false };
+        if (parent != 0)
+            entries[count++] = (struct entry){ pid, parent, dead, false };
     }
     closedir(dir);
+}
+
+void sk_tree_hold(bool hold)
+{
+    if (hold)
+        look_at_all();
+    held = hold;
+}
+
+void sk_tree_read(struct sk_tree *tree, pid_t root, pid_t spare, const struct sk_tree *survivors)
+{
+    tree->count = 0;
+    tree->dying = false;
+    if (!held)
+        look_at_all();
+    for (size_t i = 0; i < count; i++) {
+        entries[i].inside = false;
+        tree->dying |= entries[i].dead && entries[i].parent == root;
+    }
     /* Parents may have higher numbers than their children, hence until nothing changes. */
     for (bool changed = true; changed;) {
         changed = false;
         for (size_t i = 0; i < count; i++) {
-            if (entries[i].inside)
+            if (entries[i].inside || entries[i].dead)
                 continue;
             bool inside = entries[i].parent == root;
             for (size_t j = 0; j < count && !inside; j++)
