@@ -226,7 +226,7 @@ class Boxes:
         mode: str,
         *,
         without: Sequence[str] = (),
-        binds: Sequence[tuple[str, str]] = (),
+        binds: Sequence[tuple[str, ...]] = (),
         helper: Path | None = None,
         profile: str = "default",
         limits: Mapping[str, Any] | None = None,

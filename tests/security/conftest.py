@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import pytest
 from scripts import build_native
 from tests import support
 from tests.security.box import MODES, Boxes, Keeper
+from tests.security.sanitized import edited
 
 KEEPER = Path(__file__).parent / "keeper.py"
 ROOT = Path(__file__).parents[2]
@@ -57,36 +57,29 @@ def mode(request: pytest.FixtureRequest) -> str:
     return found
 
 
-Mutate = Callable[[str, str, str], Path]
+Edit = tuple[str, str, str]
+Mutate = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
 def mutate() -> Iterator[Mutate]:
-    """Build the helper with one defence edited out of its source: `mutate("guest.c", "what is there", "instead")`."""
-    made: dict[tuple[str, str, str], Path] = {}
+    """The helper with a defence edited out of its source: `mutate(("guest.c", "what is there", "instead"), ...)`."""
+    made: dict[tuple[Edit, ...], Path] = {}
     toolchain = next(build_native.toolchains(), None)
     with tempfile.TemporaryDirectory(prefix="skerry-test-", dir="/tmp") as name:
         folder = Path(name)
         folder.chmod(0o755)
 
-        def build(file: str, old: str, new: str) -> Path:
+        def build(*edits: Edit) -> Path:
             if toolchain is None:
                 support.missing("no C compiler that links statically")
             assert toolchain is not None
-            key = (file, old, new)
-            if key not in made:
-                place = folder / str(len(made))
-                shutil.copytree(build_native.SOURCES, place)
-                source = (place / file).read_text()
-                assert source.count(old) == 1, (
-                    f"{file} has changed: {old!r} is in it {source.count(old)} times"
-                )
-                (place / file).write_text(source.replace(old, new))
-                done = toolchain.compile(
-                    sorted(place.glob("*.c")), place / "helper", "-O0", "-U_FORTIFY_SOURCE"
-                )
+            if edits not in made:
+                native, program = folder / str(len(made)), folder / f"helper-{len(made)}"
+                edited(native, *edits)
+                done = toolchain.compile(sorted(native.glob("*.c")), program, "-O0", "-U_FORTIFY_SOURCE")
                 assert done.returncode == 0, done.stderr
-                made[key] = place / "helper"
-            return made[key]
+                made[edits] = program
+            return made[edits]
 
         yield build

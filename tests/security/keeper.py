@@ -57,8 +57,8 @@ def decode_steps(data: bytes) -> list[Step]:
     return steps
 
 
-def weaken(steps: list[Step], without: set[str], binds: list[tuple[str, str]]) -> list[Step]:
-    """The plan without some of its defences, and with parts of the host (source, name below /dev) added."""
+def weaken(steps: list[Step], without: set[str], binds: list[list[str]]) -> list[Step]:
+    """The plan without some of its defences, and with parts of the host (source, name below /dev, flags) added."""
     unknown = without - OTHERS - {step[0] for step in steps}
     assert not unknown, f"no such steps: {unknown}"
     sources: list[Step] = []
@@ -67,8 +67,8 @@ def weaken(steps: list[Step], without: set[str], binds: list[tuple[str, str]]) -
         without = without | {"proc"}
         sources.append(("tree", "61", "/proc", "rec"))
         places.append(("place", "61", "proc"))
-    for slot, (source, name) in enumerate(binds, 56):
-        sources.append(("tree", str(slot), source, "rec"))
+    for slot, (source, name, *flags) in enumerate(binds, 56):
+        sources.append(("tree", str(slot), source, *(flags or ["rec"])))
         places += [("dir", f"dev/{name}", "0755"), ("place", str(slot), f"dev/{name}")]
     if "landlock" in without:
         at = next(i for i, step in enumerate(steps) if step[0] == "confine")
@@ -83,6 +83,18 @@ def weaken(steps: list[Step], without: set[str], binds: list[tuple[str, str]]) -
     return [step for step in steps if step[0] not in without]
 
 
+class _Unsealed(launcher.Helper):
+    """One file for all environments, which whoever gets hold of it can change."""
+
+    def _copy(self) -> int:
+        low = os.memfd_create("skerry-guest", os.MFD_CLOEXEC)
+        os.write(low, self._program)
+        # For reading: a file that somebody has open for writing is not executed.
+        fd = os.open(f"/proc/self/fd/{low}", os.O_RDONLY | os.O_CLOEXEC)
+        os.close(low)
+        return fd
+
+
 class Keeper:
     def __init__(self, home: str) -> None:
         self._home = home
@@ -95,7 +107,7 @@ class Keeper:
     async def create(
         self,
         without: list[str],
-        binds: list[tuple[str, str]],
+        binds: list[list[str]],
         helper: str | None,
         profile: str,
         limits: dict[str, Any],
@@ -113,9 +125,7 @@ class Keeper:
         self._channels[id_] = await Channel.open(await self._backend.connect(id_))
         return {"id": id_, "pid": self._backend._live[id_].running.handle.pid}
 
-    def _weaken(
-        self, without: set[str], binds: list[tuple[str, str]], helper: str | None
-    ) -> Callable[[], None]:
+    def _weaken(self, without: set[str], binds: list[list[str]], helper: str | None) -> Callable[[], None]:
         backend, encode = self._backend, plan.Plan.encode
         own_helper, own_filter = backend._helper, backend._filter
         extra: list[int] = []
@@ -125,6 +135,8 @@ class Keeper:
 
         def restore() -> None:
             plan.Plan.encode = encode  # type: ignore[method-assign]
+            if backend._helper is not own_helper:
+                backend._helper.close()
             backend._helper, backend._filter = own_helper, own_filter  # type: ignore[method-assign]
             for fd in extra:
                 os.close(fd)
@@ -133,15 +145,8 @@ class Keeper:
             plan.Plan.encode = weaker  # type: ignore[method-assign]
         if helper is not None:
             backend._helper = launcher.Helper(Path(helper))
-            extra.append(backend._helper.fd)
         if "sealed" in without:
-            fd = os.memfd_create("skerry-guest", os.MFD_CLOEXEC)
-            os.write(fd, launcher.HELPER.read_bytes())
-            backend._helper = launcher.Helper.__new__(launcher.Helper)
-            # Executing a file that somebody has open for writing is refused.
-            backend._helper.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-            os.close(fd)
-            extra.append(backend._helper.fd)
+            backend._helper = _Unsealed()
         if "seccomp" in without:
             fd = os.memfd_create("skerry-all", os.MFD_CLOEXEC)
             os.write(fd, ALLOW_ALL)
@@ -219,8 +224,10 @@ class Keeper:
         return [info._asdict() for info in await self._channels[id].processes()]
 
     async def watch(self, id: str, name: str, path: str) -> None:
-        """Leave a watching applet running, to be known as `name`."""
-        self._processes[name] = (await files._Applet.start(self._channels[id], "watch", path)).process
+        """Leave a watching applet running, to be known as `name`; returns when it watches."""
+        process = (await files._Applet.start(self._channels[id], "watch", path)).process
+        self._processes[name] = process
+        await anext(aiter(process.output()))
 
     async def usage(self, id: str) -> dict[str, Any]:
         sample = self._backend.sample(id)

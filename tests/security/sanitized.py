@@ -31,15 +31,19 @@ IMPATIENT = [
 """So that what happens rarely happens often."""
 
 
-def build(folder: Path, *edits: tuple[str, str, str]) -> Path:
-    """The program, with (file, old, new) edited; its sanitizers write to `folder`/reports.*"""
-    program = folder / "guest"
-    native = folder / "native"
+def edited(native: Path, *edits: tuple[str, str, str]) -> None:
+    """A copy of native/ as `native`, with (file, old, new) edited."""
     shutil.copytree(build_native.SOURCES, native)
-    for file, old, new in [*IMPATIENT, *edits]:
+    for file, old, new in edits:
         text = (native / file).read_text()
         assert text.count(old) == 1, f"{file} has changed: {old!r} is in it {text.count(old)} times"
         (native / file).write_text(text.replace(old, new))
+
+
+def build(folder: Path, *edits: tuple[str, str, str]) -> Path:
+    """The program, with (file, old, new) edited; its sanitizers write to `folder`/reports.*"""
+    program, native = folder / "guest", folder / "native"
+    edited(native, *IMPATIENT, *edits)
     sources = [*sorted(native.glob("*.c")), OPTIONS]
     reports = f'-DREPORTS="{folder}/reports"'
     command = [support.require("gcc"), "-std=gnu11", *FLAGS, reports, *map(str, sources), "-o", str(program)]
@@ -96,7 +100,7 @@ def running(program: Path, folder: Path) -> Iterator[Guest]:
         place.mkdir(exist_ok=True)
         if root:
             os.chown(place, uid, uid)
-    steps = plan.bare_steps(*map(str, places), Limits())
+    steps = plan.bare_steps(str(places[0]), str(places[1]), str(places[2]), Limits())
     steps = steps.replace(f"id={os.geteuid()}\0".encode(), f"id={uid}\0".encode())
     spec, null = os.memfd_create("skerry-steps"), os.open(os.devnull, os.O_RDWR)
     os.write(spec, steps)
