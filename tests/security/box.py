@@ -199,6 +199,17 @@ class Box:
         found.pop(self.pid, None)
         return found
 
+    def left(self, seconds: float = 10.0) -> list[str]:
+        """The names of what lives on in it, after having waited for everything to end."""
+        deadline = time.monotonic() + seconds
+        while (found := self.on_host()) and time.monotonic() < deadline:
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    fd = os.pidfd_open(pid)
+                    select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+                    os.close(fd)
+        return sorted(found.values())
+
 
 class Boxes:
     """Environments by what they are; made when first asked for, and shared."""

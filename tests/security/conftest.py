@@ -31,13 +31,15 @@ class _Keepers(dict[str, Keeper]):
             support.missing("needs root")
         other = mode == "rootless" and os.geteuid() == 0
         home = self._stack.enter_context(support.temporary_home(support.NOBODY if other else None))
+        support.require("setpriv", "util-linux")
         if other:
-            support.require("setpriv", "util-linux")
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="skerry-test-", dir="/tmp"))
             nobody = support.Nobody(home, *support.python_for_nobody(Path(folder)))
             argv, env = nobody.argv([nobody.python]), nobody.env
         else:
-            argv, env = [sys.executable], {**os.environ, "SKERRY_HOME": str(home)}
+            # Further groups, which are not to be seen inside.
+            more = ["setpriv", "--groups=0,1234"] if os.geteuid() == 0 else []
+            argv, env = [*more, sys.executable], {**os.environ, "SKERRY_HOME": str(home)}
         # As text, since the file may be out of the other user's reach.
         keeper = Keeper([*argv, "-c", KEEPER.read_text(), str(home)], env, str(home))
         self._stack.callback(keeper.close)
