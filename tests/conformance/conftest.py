@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import secrets
 from collections.abc import Iterator
 from functools import partial
 
@@ -125,3 +126,9 @@ def box(_shared: Box, runner: asyncio.Runner) -> Box:
     """An instance that the tests of a module share, with nothing running in it."""
     runner.run(_shared.calm())
     return _shared
+
+
+@pytest.fixture
+def nap() -> str:
+    """A time to sleep that nobody else on the machine asks for: what sleeps so long is the test's own."""
+    return f"3600.{secrets.randbelow(10**12):012d}"

@@ -122,15 +122,17 @@ class Box:
         return data
 
     async def written(self, path: str) -> bytes:
-        """The file's content, once there is some."""
+        """The beginning of a file, once there is one."""
+        data = b""
 
-        async def nonempty() -> bool:
+        async def something() -> bool:
+            nonlocal data
             with contextlib.suppress(FileMissing):
-                return bool(await self.channel.read(path))
-            return False
+                data = await self.channel.read(path)
+            return bool(data)
 
-        await eventually(nonempty)
-        return await self.content(path)
+        await eventually(something)
+        return data
 
     async def calm(self) -> None:
         """End what a test left running."""

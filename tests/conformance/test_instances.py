@@ -124,16 +124,13 @@ async def test_an_id_can_be_used_again_after_its_end(site: Site) -> None:
         await site.backend.stop(spec.environment_id)
 
 
-async def test_stopping_ends_everything_that_runs(site: Site) -> None:
-    marker = f"9{os.getpid()}{id(site)}"
+async def test_stopping_ends_everything_that_runs(site: Site, nap: str) -> None:
     async with site.box() as box:
-        await expect(
-            await box.start("sh", "-c", f"setsid sleep {marker} & sleep {marker} & echo up; wait"), b"up"
-        )
-        await expect(await box.start_shell(f"setsid sleep {marker} & echo up"), b"up")
-        await box.there(marker)
-        assert on_host(marker)
-    assert on_host(marker) == []
+        await expect(await box.start("sh", "-c", f"setsid sleep {nap} & sleep {nap} & echo up; wait"), b"up")
+        await expect(await box.start_shell(f"setsid sleep {nap} & echo up"), b"up")
+        await box.there(nap)
+        assert on_host(nap)
+    assert on_host(nap) == []
 
 
 async def test_connecting_to_what_never_was_fails(site: Site) -> None:
@@ -216,8 +213,7 @@ async def test_the_peak_of_memory_can_be_measured_anew(box: Box) -> None:
     assert high > 40 * MIB > low
 
 
-async def test_a_restarted_daemon_finds_and_ends_what_the_first_one_left(site: Site) -> None:
-    marker = f"8{os.getpid()}{id(site)}"
+async def test_a_restarted_daemon_finds_and_ends_what_the_first_one_left(site: Site, nap: str) -> None:
     box = await site.open()
     await box.channel.close()
     second = site.kind.make(str(site.home))
@@ -225,12 +221,12 @@ async def test_a_restarted_daemon_finds_and_ends_what_the_first_one_left(site: S
         assert box.id in await second.list()
         again = await Box(second, box.instance, box.channel).reconnect()
         again_box = Box(second, box.instance, again)
-        await again_box.start("sleep", marker)
-        await again_box.there(marker)
-        assert on_host(marker)
+        await again_box.start("sleep", nap)
+        await again_box.there(nap)
+        assert on_host(nap)
         await again.close()
         await second.stop(box.id)
-        assert on_host(marker) == []
+        assert on_host(nap) == []
         assert box.id not in await second.list()
     finally:
         await second.close()
@@ -252,12 +248,11 @@ async def test_an_isolated_instance_has_no_network_but_loopback(box: Box) -> Non
 
 
 @needs("isolated")
-async def test_instances_do_not_see_each_other(site: Site) -> None:
-    marker = f"7{os.getpid()}{id(site)}"
+async def test_instances_do_not_see_each_other(site: Site, nap: str) -> None:
     async with site.box() as one, site.box() as two:
-        await one.start("sleep", marker)
-        await one.there(marker)
-        assert await two.alive(marker) == []
+        await one.start("sleep", nap)
+        await one.there(nap)
+        assert await two.alive(nap) == []
 
 
 @needs("own_root")

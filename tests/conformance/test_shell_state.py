@@ -82,14 +82,14 @@ async def test_aliases_stay(box: Box) -> None:
 
 
 @posix
-async def test_the_last_exit_code_and_the_last_background_pid_stay(box: Box) -> None:
+async def test_the_last_exit_code_and_the_last_background_pid_stay(box: Box, nap: str) -> None:
     assert await box.said("echo $?") == "0"
     await box.shell("(exit 42)")
     assert (await box.shell("echo $?")).stdout == b"42\n"
     assert (await box.shell("echo $?")).stdout == b"0\n"
-    await box.shell("sleep 30201 &")
-    await box.there("30201")
-    assert [int(await box.said("echo $!"))] == await box.alive("30201")
+    await box.shell(f"sleep {nap} &")
+    await box.there(nap)
+    assert [int(await box.said("echo $!"))] == await box.alive(nap)
 
 
 async def test_arrays_stay(box: Box) -> None:
@@ -227,15 +227,15 @@ async def test_shells_that_start_over_at_the_same_time_keep_their_own_state(box:
 
 
 async def test_a_background_process_of_a_shell_that_started_over_is_still_spared_and_still_seen(
-    box: Box,
+    box: Box, nap: str
 ) -> None:
-    await box.shell("sleep 30202 &", "background")
+    await box.shell(f"sleep {nap} &", "background")
     await pass_time(box, "background", 130)
-    process = await box.start_shell("sleep 30203 & echo up; wait", "background")
+    process = await box.start_shell(f"sleep {nap}1 & echo up; wait", "background")
     await expect(process, b"up")
     await process.kill()
-    assert await box.alive("30203") == []
-    await box.there("30202")
+    assert await box.alive(f"{nap}1") == []
+    await box.there(nap)
 
 
 async def test_a_command_that_gives_bash_another_name_does_not_cost_the_state(box: Box) -> None:

@@ -204,16 +204,16 @@ async def test_a_name_that_is_too_long_is_the_callers_fault(box: Box) -> None:
 
 
 @posix
-async def test_a_killed_command_leaves_the_state_from_before(box: Box) -> None:
+async def test_a_killed_command_leaves_the_state_from_before(box: Box, nap: str) -> None:
     await box.shell("cd /usr; v=before")
     process = await box.start_shell(
-        "cd /; v=during; echo up; sleep 30101 & (setsid sleep 30101 &); sleep 30101"
+        f"cd /; v=during; echo up; sleep {nap} & (setsid sleep {nap} &); sleep {nap}"
     )
     await expect(process, b"up")
     await process.kill()
     exit = await process.wait()
     assert exit.code == 137
-    assert await box.alive("30101") == []
+    assert await box.alive(nap) == []
     assert await box.said("echo $v $PWD") == "before /usr"
 
 
@@ -235,25 +235,25 @@ async def test_a_kill_right_after_the_start_is_fine(box: Box) -> None:
 
 
 @posix
-async def test_a_kill_spares_what_earlier_commands_left(box: Box) -> None:
-    assert (await box.shell("sleep 30102 &")).code == 0
-    process = await box.start_shell("sleep 30103 & echo up; wait")
+async def test_a_kill_spares_what_earlier_commands_left(box: Box, nap: str) -> None:
+    assert (await box.shell(f"sleep {nap} &")).code == 0
+    process = await box.start_shell(f"sleep {nap}1 & echo up; wait")
     await expect(process, b"up")
     await process.kill()
-    assert await box.alive("30103") == []
-    await box.there("30102")
-    await box.shell("kill $(grep -lxz 30102 /proc/[0-9]*/cmdline 2>/dev/null | tr -dc '0-9\\n')")
-    await box.gone("30102")
+    assert await box.alive(f"{nap}1") == []
+    await box.there(nap)
+    await box.shell("kill $!")
+    await box.gone(nap)
 
 
 @posix
-async def test_a_background_process_neither_delays_the_end_nor_dies_with_it(box: Box) -> None:
-    result = await box.shell("sleep 30104 & echo started")
+async def test_a_background_process_neither_delays_the_end_nor_dies_with_it(box: Box, nap: str) -> None:
+    result = await box.shell(f"sleep {nap} & echo started")
     assert (result.code, result.stdout) == (0, b"started\n")
     assert await box.said("echo next") == "next"
-    await box.there("30104")
+    await box.there(nap)
     await box.shell("kill $!")
-    await box.gone("30104")
+    await box.gone(nap)
 
 
 @posix
@@ -276,10 +276,10 @@ async def test_signals_reach_the_command(box: Box) -> None:
 
 
 @posix
-async def test_an_interrupted_command_leaves_the_state_from_before(box: Box) -> None:
+async def test_an_interrupted_command_leaves_the_state_from_before(box: Box, nap: str) -> None:
     await box.shell("v=before")
-    process = await box.start_shell("v=during; sleep 30105")
-    await box.there("30105")
+    process = await box.start_shell(f"v=during; sleep {nap}")
+    await box.there(nap)
     process.signal(signal.SIGINT)
     assert (await process.wait()).code == 130
     assert await box.said("echo $v") == "before"

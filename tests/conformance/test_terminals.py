@@ -53,9 +53,9 @@ async def test_input_is_echoed(box: Box) -> None:
     assert (await finish(process)).stdout == b"typed\r\n[typed]\r\n"
 
 
-async def test_control_c_interrupts_the_foreground(box: Box) -> None:
-    process = await on_terminal(box, "trap 'echo interrupted' INT; sleep 30011; echo after")
-    await box.there("30011")
+async def test_control_c_interrupts_the_foreground(box: Box, nap: str) -> None:
+    process = await on_terminal(box, f"trap 'echo interrupted' INT; sleep {nap}; echo after")
+    await box.there(nap)
     await process.write(b"\x03")
     result = await finish(process)
     assert b"interrupted" in result.stdout
@@ -102,8 +102,8 @@ async def test_much_output_passes_through_unharmed(box: Box) -> None:
 
 async def test_the_end_waits_for_a_reader_that_is_slow(box: Box) -> None:
     # The window is used up, the rest stays in the terminal, and the program ends.
-    size = WINDOW + 2000
-    process = await box.start("sh", "-c", f"stty -opost; head -c {size} /dev/zero", pty=SIZE)
+    script = f"stty -opost; head -c {WINDOW} /dev/zero; head -c 100 /dev/zero"
+    process = await box.start("sh", "-c", script, pty=SIZE)
 
     async def ended() -> bool:
         return [info.running for info in await box.channel.processes()] == [False]
@@ -111,7 +111,7 @@ async def test_the_end_waits_for_a_reader_that_is_slow(box: Box) -> None:
     await eventually(ended)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(process.wait(), 0.5)
-    assert (await finish(process)).stdout == bytes(size)
+    assert (await finish(process)).stdout == bytes(WINDOW + 100)
 
 
 async def test_a_background_child_on_the_terminal_does_not_delay_the_end(box: Box) -> None:
@@ -119,12 +119,12 @@ async def test_a_background_child_on_the_terminal_does_not_delay_the_end(box: Bo
     assert (result.code, result.stdout) == (0, b"bye\r\n")
 
 
-async def test_a_kill_ends_everything_on_it(box: Box) -> None:
-    process = await on_terminal(box, "trap '' HUP INT TERM; sleep 30010 & echo up; wait")
+async def test_a_kill_ends_everything_on_it(box: Box, nap: str) -> None:
+    process = await on_terminal(box, f"trap '' HUP INT TERM; sleep {nap} & echo up; wait")
     await expect(process, b"up")
     await process.kill()
     assert (await process.wait()).signal == signal.SIGKILL
-    assert await box.alive("30010") == []
+    assert await box.alive(nap) == []
 
 
 async def test_a_program_that_is_not_there_ends_with_127(box: Box) -> None:
