@@ -219,7 +219,7 @@ class Boxes:
         self._shared: dict[str, Box] = {}
 
     def __call__(self, mode: str, **options: Any) -> Box:
-        key = json.dumps([mode, options], sort_keys=True, default=str)
+        key = repr((mode, sorted(options.items())))
         if key not in self._shared:
             self._shared[key] = self._make(mode, **options)
         return self._shared[key]
@@ -239,6 +239,7 @@ class Boxes:
         without: Sequence[str] = (),
         binds: Sequence[tuple[str, ...]] = (),
         helper: Path | None = None,
+        program: bytes | None = None,
         profile: str = "default",
         limits: Mapping[str, Any] | None = None,
         workspace: str = "memory",
@@ -249,6 +250,7 @@ class Boxes:
             without=list(without),
             binds=list(binds),
             helper=None if helper is None else str(helper),
+            program=None if program is None else base64.b64encode(program).decode(),
             profile=profile,
             limits={**LIMITS, **(limits or {})},
             workspace=workspace,

@@ -2,7 +2,8 @@
 
 Run as a script, it reads requests and writes answers, each a line of JSON; bytes travel as base64. What makes it
 different from the daemon is that it can leave out a defence: `create` takes a list of things to do without, and
-changes the plan (never the product) before the helper gets to see it.
+changes the plan (never the product) before the helper gets to see it. It also takes another helper, and another
+program for seccomp.
 
     <step>       every step of this name is left out of the plan: confine, drop, mask, readonly, seal, ...
     landlock     Landlock with a rule that allows everything
@@ -29,7 +30,7 @@ from skerry.backends.namespace import NamespaceBackend
 from skerry.errors import SkerryError
 from skerry.guest import files
 from skerry.guest.channel import Channel, GuestProcess, Start
-from skerry.host import launcher, plan, seccomp
+from skerry.host import launcher, plan
 from skerry.host.launcher import Step
 from skerry.images.store import ImageStore
 from skerry.manager.ids import new_id
@@ -109,6 +110,7 @@ class Keeper:
         without: list[str],
         binds: list[list[str]],
         helper: str | None,
+        program: str | None,
         profile: str,
         limits: dict[str, Any],
         workspace: str,
@@ -117,7 +119,8 @@ class Keeper:
         id_ = new_id()
         policy = Policy(profile=profile, limits=Limits(**limits), workspace=workspace)
         async with self._creating:
-            restore = self._weaken(set(without), binds, helper)
+            other = None if program is None else base64.b64decode(program)
+            restore = self._weaken(set(without), binds, helper, ALLOW_ALL if "seccomp" in without else other)
             try:
                 await self._backend.start(InstanceSpec(id_, self._image, policy))
             finally:
@@ -125,7 +128,9 @@ class Keeper:
         self._channels[id_] = await Channel.open(await self._backend.connect(id_))
         return {"id": id_, "pid": self._backend._live[id_].running.handle.pid}
 
-    def _weaken(self, without: set[str], binds: list[list[str]], helper: str | None) -> Callable[[], None]:
+    def _weaken(
+        self, without: set[str], binds: list[list[str]], helper: str | None, program: bytes | None
+    ) -> Callable[[], None]:
         backend, encode = self._backend, plan.Plan.encode
         own_helper, own_filter = backend._helper, backend._filter
         extra: list[int] = []
@@ -147,10 +152,9 @@ class Keeper:
             backend._helper = launcher.Helper(Path(helper))
         if "sealed" in without:
             backend._helper = _Unsealed()
-        if "seccomp" in without:
-            fd = os.memfd_create("skerry-all", os.MFD_CLOEXEC)
-            os.write(fd, ALLOW_ALL)
-            os.lseek(fd, 0, os.SEEK_SET)
+        if program is not None:
+            fd = os.memfd_create("skerry-other", os.MFD_CLOEXEC)
+            os.write(fd, program)
             extra.append(fd)
             backend._filter = lambda profile: fd  # type: ignore[method-assign]
         return restore
@@ -233,9 +237,6 @@ class Keeper:
         sample = self._backend.sample(id)
         usage = await self._backend.usage(id)
         return {"oom_kills": sample.oom_kills, "pids": usage.pids, "memory": usage.memory_bytes}
-
-    async def filter(self, profile: str) -> str:
-        return base64.b64encode(seccomp.compile_profile(profile)).decode()
 
     async def close(self) -> None:
         for id_ in list(self._channels):
