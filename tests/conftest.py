@@ -18,9 +18,11 @@ SETTLE_SECONDS = 10.0
 
 
 def pytest_configure() -> None:
-    # A run that a script started in the background ignores SIGINT, and so would every program that it starts.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A run in the background or below nohup ignores these signals, and so would every program that it starts;
+    # with a handler of its own it goes on as it was, and its programs begin with the default.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
