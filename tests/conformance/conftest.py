@@ -102,6 +102,8 @@ def site(kind: Kind, runner: asyncio.Runner) -> Iterator[Site]:
     with support.temporary_home() as home:
         backend = kind.make(str(home))
         try:
+            if not (capabilities := backend.capabilities()).available:
+                support.missing(f"{kind.name} is not available here: {capabilities.reason}")
             yield Site(kind, home, backend)
         finally:
             runner.run(_close(backend))

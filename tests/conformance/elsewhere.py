@@ -106,6 +106,7 @@ class Item(pytest.Item):
 
 
 def as_nobody(folder: Path, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    support.require("setpriv", "util-linux")
     python, packages = support.python_for_nobody(folder)
     home = folder / "home"
     home.mkdir()
@@ -116,6 +117,7 @@ def as_nobody(folder: Path, arguments: Sequence[str]) -> tuple[list[str], dict[s
 
 def without_bash(folder: Path, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """On a machine where every bash is a file that nobody can execute."""
+    support.require("unshare", "util-linux")
     empty = folder / "empty"
     empty.touch(0o644)
     found = {os.path.realpath(path) for path in BASHES if os.path.exists(path)}

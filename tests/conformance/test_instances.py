@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skerry.errors import EnvironmentNotFound, GuestFailed, LaunchFailed
+from skerry.errors import EnvironmentNotFound, GuestFailed, LaunchFailed, LimitReached
 from skerry.guest.frames import Type
 from skerry.manager.ids import new_id
 from skerry.policy import ISOLATIONS, MIB
@@ -270,6 +270,23 @@ async def test_temporary_files_are_not_shared(site: Site) -> None:
         await one.sh("touch /dev/shm/mine")
         found = await two.sh("ls /tmp /dev/shm | grep -c mine")
         assert found.stdout == b"0\n"
+
+
+@needs("counters")
+async def test_a_start_beyond_the_limit_of_processes_is_refused_and_the_instance_lives_on(site: Site) -> None:
+    limits = type(LIMITS)(memory=LIMITS.memory, disk=LIMITS.disk, pids=16)
+    async with site.box(limits) as box:
+
+        async def fill() -> None:
+            for _ in range(limits.pids):
+                await box.start("sleep", "1000")
+
+        for call in (fill(), box.run("true"), box.shell("true")):
+            with pytest.raises(LimitReached):
+                await call
+        await box.channel.write("file", b"still served")
+        await box.calm()
+        assert (await box.shell("echo alive")).stdout == b"alive\n"
 
 
 @needs("pids")

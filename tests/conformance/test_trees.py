@@ -196,6 +196,31 @@ async def test_an_archive_goes_up(box: Box) -> None:
     assert (await box.sh("test -O unpacked/here/a/file && echo mine")).stdout == b"mine\n"
 
 
+async def test_a_tree_survives_the_way_down_and_up(box: Box) -> None:
+    await box.sh(
+        "mkdir -p way/a/b way/empty; printf data >way/a/file; ln way/a/file way/a/b/hard; chmod 640 way/a/file;"
+        " ln -s ../file way/a/b/link; ln -s missing way/dangling; chmod 700 way/empty"
+    )
+    data = b"".join([piece async for piece in files.tar(box.channel, "way", contents=True)])
+    await files.untar(box.channel, "way-back", pieces(data))
+    before, after = [await files.list_directory(box.channel, path, True) for path in ("way", "way-back")]
+    assert [(e.path, e.type, e.mode, e.target) for e in before] == [
+        (e.path, e.type, e.mode, e.target) for e in after
+    ]
+    assert await box.channel.read("way-back/a/b/hard") == b"data"
+    assert await box.channel.read("way-back/a/b/link") == b"data"
+
+
+async def test_hard_links_go_up(box: Box) -> None:
+    out = io.BytesIO(archive(("file", b"shared")))
+    with tarfile.open(fileobj=out, mode="a") as tar:
+        link = tarfile.TarInfo("linked")
+        link.type, link.linkname = tarfile.LNKTYPE, "file"
+        tar.addfile(link)
+    await files.untar(box.channel, "hard", pieces(out.getvalue()))
+    assert (await box.sh("test hard/file -ef hard/linked && cat hard/linked")).stdout == b"shared"
+
+
 async def test_modes_go_up(box: Box) -> None:
     await files.untar(box.channel, "modes", pieces(archive(("tool", b"#!/bin/sh\necho ran\n"), mode=0o751)))
     assert (await box.channel.stat("modes/tool")).mode == 0o751
