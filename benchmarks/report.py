@@ -142,7 +142,7 @@ def targets(results: Mapping[str, Any], times: Mapping[str, Summary]) -> list[tu
         if base not in times or ours not in times:
             return promise, False, "not measured"
         ratio = times[base].median / times[ours].median
-        return promise, ratio >= factor, f"{ratio:.1f}×"
+        return promise, ratio >= factor, f"{ratio:.1f}× faster" if ratio >= 1 else f"{1 / ratio:.1f}× slower"
 
     idle, many = results.get("idle_bytes"), results.get("many") or {}
     return [
