@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,12 @@ def measure(rounds: int, environments: int) -> int:
         except Unavailable as error:
             found.missing["Docker and llm-sandbox"] = str(error)
         else:
-            results["notes"] = f"{docker.description}, no network."
             found.add("Docker", lambda: baselines.docker(docker))
             found.add("llm-sandbox", lambda: baselines.llm_sandbox(docker))
+            used = [docker.description]
+            if "llm-sandbox" not in found.missing:
+                used.append(f"llm-sandbox {version('llm-sandbox')}")
+            results["notes"] = f"{', '.join(used)}, no network."
         client = stack.enter_context(ours.daemon(str(folder / "home")))
         found.add("Skerry", ours.subjects)
 
