@@ -233,19 +233,28 @@ static void new_root(const struct cursor *c)
     check(syscall(NR_MOVE_MOUNT, root_fd, "", AT_FDCWD, "/proc", MOVE_F_EMPTY), "newroot", c->argv[1]);
 }
 
+/* Files are covered by /dev/null, directories by one empty file system that all of them share. */
 static void mask(const char *path)
 {
-    int target = at_root("mask", path, 1);
+    static int nothing = -1;
+    int target = at_root("mask", path, 1), cover;
     if (target < 0)
         return;
     struct stat st;
     check(fstat(target, &st), "mask", path);
-    char none[] = "size=4k,nr_inodes=2,mode=0555";
-    int cover = S_ISDIR(st.st_mode)
-                    ? new_filesystem("tmpfs", none, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC)
-                    : (int)check(syscall(NR_OPEN_TREE, root_fd, "dev/null", TREE_CLONE | TREE_CLOEXEC), "mask", path);
+    bool first = S_ISDIR(st.st_mode) && nothing < 0;
+    if (first) {
+        char options[] = "size=4k,nr_inodes=2,mode=0555";
+        cover = new_filesystem("tmpfs", options, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC);
+        nothing = cover; /* once it is mounted, it can be copied from */
+    } else if (S_ISDIR(st.st_mode)) {
+        cover = (int)check(syscall(NR_OPEN_TREE, nothing, "", TREE_CLONE | TREE_CLOEXEC | AT_EMPTY_PATH), "mask", path);
+    } else {
+        cover = (int)check(syscall(NR_OPEN_TREE, root_fd, "dev/null", TREE_CLONE | TREE_CLOEXEC), "mask", path);
+    }
     check(syscall(NR_MOVE_MOUNT, cover, "", target, "", MOVE_F_EMPTY | MOVE_T_EMPTY), "mask", path);
-    close(cover);
+    if (!first)
+        close(cover);
     close(target);
 }
 
