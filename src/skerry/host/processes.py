@@ -57,7 +57,7 @@ class Handle:
         try:
             await done.wait()
             with contextlib.suppress(ChildProcessError):
-                os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG)
+                os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - it has ended
         finally:
             loop.remove_reader(fd)
             os.close(fd)
