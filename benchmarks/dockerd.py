@@ -16,7 +16,7 @@ from pathlib import Path
 IMAGE = "skerry-bench"
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "bench"
 PACKAGES = "python3,python-is-python3"
-CGROUP = "skerry-bench"
+CGROUP = f"skerry-bench-{os.getpid()}"
 
 
 class Unavailable(Exception):
