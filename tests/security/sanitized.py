@@ -65,9 +65,13 @@ class Guest:
         # Unlike a timeout of Python's, this one waits for a place in the queue as well.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
-        sock.connect(f"{self._folder}/guest.sock")
-        if greet:
-            sock.sendall(frames.encode(Type.HELLO, 0, struct.pack("<I", frames.VERSION)))
+        try:
+            sock.connect(f"{self._folder}/guest.sock")
+            if greet:
+                sock.sendall(frames.encode(Type.HELLO, 0, struct.pack("<I", frames.VERSION)))
+        except OSError:
+            sock.close()
+            raise
         return sock
 
     def check(self) -> None:
@@ -112,7 +116,7 @@ def running(program: Path, folder: Path) -> Iterator[Guest]:
     become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if root else []
     descriptors = f'exec 3<&{listener.fileno()} 4<&{null}; exec "$@"'
     process = subprocess.Popen(
-        [*own, "sh", "-c", descriptors, "sh", *become, str(program), "launch"],
+        [*own, "bash", "-c", descriptors, "bash", *become, str(program), "launch"],
         stdin=spec,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
