@@ -327,6 +327,11 @@ void sk_process_exited(struct sk_process *p, int code, int signo, const struct r
     for (int i = 0; i < 2; i++) {
         int available = 0;
         struct stream *s = &p->out[i];
+        if (p->input_held) { /* a shell's command that did not begin: there may never be another end to close */
+            while (take(s))
+                ;
+            sk_unwatch(&s->source);
+        }
         if (p->flags & SK_FLAG_PTY) /* cannot tell; it holds less than this */
             s->target = s->total + SK_CHUNK;
         else if (s->source.fd >= 0 && ioctl(s->source.fd, FIONREAD, &available) == 0)

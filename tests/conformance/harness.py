@@ -13,7 +13,7 @@ import pytest
 
 from skerry.backends.base import Backend, Instance, InstanceSpec
 from skerry.errors import ExecutionNotFound, FileMissing
-from skerry.guest.channel import Channel, Exit, GuestProcess, Start
+from skerry.guest.channel import Channel, Exit, GuestProcess, GuestProcessInfo, Start
 from skerry.images.store import ImageStore
 from skerry.manager.ids import new_id
 from skerry.policy import MIB, Limits, Policy
@@ -134,6 +134,20 @@ class Box:
         await eventually(something)
         return data
 
+    async def idle(self) -> None:
+        """Returns when the guest knows of no execution any more."""
+        listed: list[GuestProcessInfo] = []
+
+        async def none() -> bool:
+            nonlocal listed
+            listed = await self.channel.processes()
+            return not listed
+
+        try:
+            await eventually(none)
+        except TimeoutError as error:
+            raise AssertionError(f"still listed: {listed}") from error
+
     async def calm(self) -> None:
         """End what a test left running."""
         if self.channel.closed.done():
@@ -143,6 +157,7 @@ class Box:
                 process = await self.channel.attach(info.id)
                 await process.kill()
                 process.forget()
+        await self.idle()
 
 
 @dataclass

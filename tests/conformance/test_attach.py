@@ -8,7 +8,7 @@ import pytest
 
 from skerry.errors import ExecutionNotFound, GuestFailed
 from skerry.guest.channel import WINDOW, Channel
-from tests.conformance.harness import BIG, Box, eventually, expect, finish
+from tests.conformance.harness import BIG, Box, expect, finish
 
 KEPT = 65536
 """Bytes of each stream that the guest keeps of an execution."""
@@ -155,11 +155,7 @@ async def test_attaching_to_what_never_was_fails(box: Box) -> None:
 async def test_what_is_not_kept_is_gone_after_its_end(box: Box) -> None:
     process = await box.start("true")
     await process.wait()
-
-    async def forgotten() -> bool:
-        return await box.channel.processes() == []
-
-    await eventually(forgotten)
+    await box.idle()
     with pytest.raises(ExecutionNotFound):
         await box.channel.attach(process.id)
 
@@ -168,6 +164,7 @@ async def test_what_was_forgotten_is_gone(box: Box) -> None:
     process = await box.start("true", keep=True)
     await process.wait()
     process.forget()
+    await box.idle()
     with pytest.raises(ExecutionNotFound):
         await box.channel.attach(process.id)
 
@@ -211,8 +208,4 @@ async def test_processes_that_nobody_kept_are_drained_and_reaped_when_the_connec
     await box.start("sh", "-c", f"head -c {BIG} /dev/zero; echo x >drained")
     await exchange(box)
     await box.written("drained")
-
-    async def empty() -> bool:
-        return await box.channel.processes() == []
-
-    await eventually(empty)
+    await box.idle()

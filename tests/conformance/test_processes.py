@@ -9,7 +9,7 @@ import pytest
 
 from skerry.errors import InvalidRequest
 from skerry.guest.channel import START_MAX, Start
-from tests.conformance.harness import ENV, Box, eventually, expect, finish
+from tests.conformance.harness import ENV, Box, expect, finish
 
 ODD_ARGUMENTS = {
     "spaces": ["a b", " ", "  two  "],
@@ -126,11 +126,7 @@ async def test_a_hundred_processes_run_side_by_side(box: Box) -> None:
 
 async def test_ended_processes_leave_nothing(box: Box) -> None:
     await asyncio.gather(*(box.run("true") for _ in range(20)))
-
-    async def empty() -> bool:
-        return await box.channel.processes() == []
-
-    await eventually(empty)
+    await box.idle()
 
 
 async def test_the_list_tells_what_runs_and_how_many_processes_it_has(box: Box) -> None:
