@@ -208,7 +208,7 @@ def test_the_walk_by_hand_does_not_leak_either(host_folder: Path, mutate: Mutate
     """It stands in where the kernel has no openat2, or a filter does not let it through."""
     loop = "for (int i = 0; i < RACE_RETRIES; i++) {"
     rounds = {verb: wanted // 10 for verb, wanted in ROUNDS.items()}
-    with arena(host_folder, mutate("paths.c", loop, f"return -ENOSYS;\n    {loop}")) as found:
+    with arena(host_folder, mutate(("paths.c", loop, f"return -ENOSYS;\n    {loop}"))) as found:
         codes = race(found, rounds)
         assert found.outside() == UNTOUCHED
     check(codes, rounds)
@@ -216,7 +216,7 @@ def test_the_walk_by_hand_does_not_leak_either(host_folder: Path, mutate: Mutate
 
 def test_without_the_defence_it_leaks(host_folder: Path, mutate: Mutate) -> None:
     """The same race, with the kernel told to follow whatever it meets."""
-    helper = mutate("paths.c", "RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS,", "0,")
+    helper = mutate(("paths.c", "RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS,", "0,"))
     with arena(host_folder, helper) as found:
         codes = race(found, {verb: wanted // 10 for verb, wanted in ROUNDS.items()})
         after = found.outside()
