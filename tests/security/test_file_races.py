@@ -22,7 +22,7 @@ import pytest
 from tests import support
 from tests.integration.daemon import Connection
 
-Mutate = Callable[[str, str, str], Path]
+Mutate = Callable[..., Path]
 
 SECRET = b"a secret from outside"
 OUTSIDE = "/dev/shm/outside"
