@@ -18,7 +18,6 @@
  *   newroot SLOT
  *   dir PATH MODE, symlink PATH TARGET, file PATH CONTENT
  *   place SLOT PATH
- *   own PATH                     what is mounted there ("." is the new root) becomes this environment's alone
  *   mountfd FD PATH SUBDIR       an inherited mount, of which only a subdirectory shall be seen
  *   tmpfs PATH OPTIONS FLAGS ("noexec", "ro"), proc PATH, devpts PATH COUNT
  *   sysctl NAME VALUE            a setting of the own namespaces; skipped where the kernel does not have it
@@ -232,37 +231,6 @@ static void new_root(const struct cursor *c)
     root_fd = slots[slot("newroot", c->argv[1])];
     /* Any directory that every host has will do as a foothold; the old root is gone after the pivot. */
     check(syscall(NR_MOVE_MOUNT, root_fd, "", AT_FDCWD, "/proc", MOVE_F_EMPTY), "newroot", c->argv[1]);
-}
-
-/* Files that several environments see, the host's among them, are the same to the kernel wherever they are seen: who
- * watches or locks one learns of all who use it, and holds them up. An overlay gives them another identity, at the cost
- * of a mount. Where the kernel cannot make one (before 5.11, or stacked too deep) they stay what they are. */
-static void make_own(const char *path)
-{
-    static bool nothing;
-    char lower[PATH_MAX], options[] = "size=4k,nr_inodes=2,mode=0555";
-    if (!nothing) { /* it takes two layers; again, any place will do */
-        int fd = new_filesystem("tmpfs", options, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC);
-        check(syscall(NR_MOVE_MOUNT, fd, "", AT_FDCWD, "/dev", MOVE_F_EMPTY), "own", "/dev");
-        close(fd);
-        nothing = true;
-    }
-    snprintf(lower, sizeof lower, "/proc/%s:/dev", path);
-    int fs = (int)syscall(NR_FSOPEN, "overlay", 1), fd = -1;
-    if (fs >= 0 && syscall(NR_FSCONFIG, fs, CONF_STRING, "lowerdir", lower, 0) == 0 &&
-        syscall(NR_FSCONFIG, fs, CONF_CREATE, NULL, NULL, 0) == 0)
-        fd = (int)syscall(NR_FSMOUNT, fs, 1, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV);
-    if (fs >= 0)
-        close(fs);
-    if (fd < 0)
-        return;
-    if (strcmp(path, ".") != 0) {
-        attach("own", fd, path);
-        return;
-    }
-    check(syscall(NR_MOVE_MOUNT, fd, "", AT_FDCWD, "/proc", MOVE_F_EMPTY), "own", path);
-    close(root_fd);
-    root_fd = fd;
 }
 
 /* Files are covered by /dev/null, directories by one empty file system that all of them share. */
@@ -531,8 +499,6 @@ static void execute(struct cursor *c)
         make(c->argv[0], c->argv[1], c->argv[2]);
     else if (is(c, "place", 2))
         attach("place", slots[slot("place", c->argv[1])], c->argv[2]);
-    else if (is(c, "own", 1))
-        make_own(c->argv[1]);
     else if (is(c, "mountfd", 3))
         attach_below((int)number("mountfd", c->argv[1]), c->argv[2], c->argv[3]);
     else if (is(c, "tmpfs", 3))

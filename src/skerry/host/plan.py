@@ -186,9 +186,7 @@ def _view(root: Root) -> tuple[bytes, bytes]:
     }
     view: list[Step] = [
         ("newroot", "0"),
-        ("own", "."),
         *(places[target] for _, target in root.binds),
-        *(("own", target.lstrip("/")) for source, target in root.binds if _can_be_own(source)),
         ("tmpfs", "dev", "mode=0755,size=64k,nr_inodes=64", "noexec"),
         *(("file", f"dev/{name}", "") for name in _DEVICES),
         *(("symlink", f"dev/{name}", target) for name, target in _LINKS),
@@ -202,13 +200,6 @@ def _view(root: Root) -> tuple[bytes, bytes]:
         *(("readonly", f"proc/{name}") for name in _READ_ONLY),
     ]
     return encode_steps(sources), encode_steps(view)
-
-
-def _can_be_own(source: str) -> bool:
-    """A directory without further mounts in it, which an overlay would not show."""
-    with open("/proc/self/mountinfo") as file:
-        points = [line.split(" ")[4] for line in file]
-    return os.path.isdir(source) and not any(point.startswith(f"{source}/") for point in points)
 
 
 def probe_steps() -> bytes:
