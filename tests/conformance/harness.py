@@ -157,7 +157,6 @@ class Box:
                 process = await self.channel.attach(info.id)
                 await process.kill()
                 process.forget()
-        await self.idle()
 
 
 @dataclass
