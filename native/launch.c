@@ -1,24 +1,26 @@
-/* Role launch: executes a list of steps that the daemon wrote, then becomes the guest.
+/* Role launch: executes lists of steps that the daemon sends, then becomes the guest.
  *
- * Descriptors at the start: 0 the steps, 1 where status goes, 2 standard error, 3 the guest's listening
- * socket, 4 the seccomp program, from 5 on whatever the steps name.
- *
- * A step is u16 argc (little endian) followed by argc NUL-terminated strings. Some of them describe the
- * process itself or need the powers of whoever launches; the launching process obeys them, wherever they stand:
+ * Descriptors at the start: 0 a socket to the daemon (SOCK_SEQPACKET), 1 and 2 /dev/null, 3 the guest's listening
+ * socket. Each message of the daemon is a list of steps; the descriptors that come with it fill the slots from 0 on.
+ * A step is u16 argc (little endian) followed by argc NUL-terminated strings. Steps of the first message that describe
+ * the process itself are obeyed by the launching process, wherever they stand:
  *
  *   mode rootful|rootless|bare   bare: no namespaces at all (the fake backend)
  *   map UIDS GIDS                contents of uid_map and gid_map
  *   cgroup DIR                   be born in this cgroup (v2)
  *   tasks FILE                   open a v1 cgroup's `tasks`, for `join`
- *   tree SLOT SOURCE FLAGS       a detached copy of a mount tree, "ro", "rec", "dev", "idmap" in FLAGS
  *
  * The rest is executed in order by the new process:
  *
  *   join                         enter the v1 cgroups, and a cgroup namespace with the own cgroups as its root
- *   newroot SLOT
+ *   tree SLOT SOURCE FLAGS       a detached copy of a mount tree, "ro", "rec", "dev" in FLAGS
+ *   stage                        an empty place in which /dev and /proc are prepared; paths are below it from now on
+ *   newroot SLOT                 what will be /; paths are below it from now on
+ *   move PATH                    what was mounted there in the stage, now in the new root
  *   dir PATH MODE, symlink PATH TARGET, file PATH CONTENT
  *   place SLOT PATH
- *   mountfd FD PATH SUBDIR       an inherited mount, of which only a subdirectory shall be seen
+ *   own PATH                     what is mounted there ("." is the new root) becomes this environment's alone
+ *   volume SLOT PATH SUBDIR      a mount of which only a subdirectory shall be seen
  *   tmpfs PATH OPTIONS FLAGS ("noexec", "ro"), proc PATH, devpts PATH COUNT
  *   sysctl NAME VALUE            a setting of the own namespaces; skipped where the kernel does not have it
  *   mask PATH, readonly PATH     skipped where PATH does not exist
@@ -27,16 +29,20 @@
  *   hostname NAME, loopback, rlimit NUMBER VALUE
  *   drop UID GID CAPABILITIES    the mask of those to keep
  *   allow PATH ro|rw             a Landlock rule
- *   confine                      no_new_privs, Landlock with these rules, the seccomp program
+ *   confine SLOT                 no_new_privs, Landlock with these rules, the seccomp program
  *   guest KEY=VALUE...           the end: become the guest
  *
- * Status: lines "P<pid>", "R" (ready), or "E<tab>step<tab>errno<tab>detail". Each failing step ends the launch;
- * the daemon explains it to people.
+ * The answers, a message each: "P<pid>" of the new process; "B" when a list without `guest` is done: send the next;
+ * "W<tab>step<tab>errno<tab>detail" where a step could do less than it was asked to; "R": ready. The guest then waits
+ * for a last message, with which the daemon says that it has written down whose it is: without it, because the daemon
+ * died perhaps, it ends, and so does everything else here. "E<tab>step<tab>errno<tab>detail" ends the launch; the
+ * daemon explains it to people.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <net/if.h>
 #include <sched.h>
 #include <signal.h>
@@ -56,14 +62,13 @@
 #include "kernel.h"
 #include "skerry.h"
 
-enum { STEPS_MAX = 256 * 1024, ARGS_MAX = 16, SLOTS_MAX = 64, ALLOW_MAX = 32, TASKS_MAX = 16 };
+enum { STEPS_MAX = 128 * 1024, ARGS_MAX = 16, SLOTS_MAX = 64, ALLOW_MAX = 32, TASKS_MAX = 16 };
 
 static char steps[STEPS_MAX];
 static size_t steps_len;
-static int status_fd = 1;
+static int control_fd = 0;
 static int slots[SLOTS_MAX];
-static bool slot_idmap[SLOTS_MAX];
-static int root_fd = -1;
+static int root_fd = -1, stage_fd = -1;
 static bool rootful, bare;
 
 static struct {
@@ -74,10 +79,22 @@ static size_t allowed_count;
 static int tasks[TASKS_MAX];
 static size_t tasks_count;
 
+static void say(const char *message)
+{
+    /* A daemon that is gone does not hear it; the next message that does not come ends us. */
+    (void)send(control_fd, message, strlen(message), MSG_NOSIGNAL);
+}
+
+static void complain(char kind, const char *step, const char *detail)
+{
+    char message[512];
+    snprintf(message, sizeof message, "%c\t%s\t%d\t%s", kind, step, errno, detail);
+    say(message);
+}
+
 static _Noreturn void fail(const char *step, const char *detail)
 {
-    int error = errno;
-    dprintf(status_fd, "E\t%s\t%d\t%s\n", step, error, detail);
+    complain('E', step, detail);
     _exit(1);
 }
 
@@ -88,7 +105,7 @@ static long check(long result, const char *step, const char *detail)
     return result;
 }
 
-/* ---- the list ---- */
+/* ---- the lists ---- */
 
 struct cursor {
     size_t at;
@@ -96,17 +113,31 @@ struct cursor {
     char *argv[ARGS_MAX];
 };
 
-static void read_steps(void)
+/* The daemon's next message, which replaces the one before. Its end is ours. */
+static void receive(void)
 {
-    for (;;) {
-        ssize_t n = read(0, steps + steps_len, sizeof steps - steps_len);
-        if (n < 0 && errno == EINTR)
-            continue;
-        check(n, "read-steps", "");
-        if (n == 0)
-            break;
-        steps_len += (size_t)n;
-    }
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof slots)];
+    } ancillary;
+    struct iovec data = { .iov_base = steps, .iov_len = sizeof steps };
+    struct msghdr message = {
+        .msg_iov = &data, .msg_iovlen = 1, .msg_control = &ancillary, .msg_controllen = sizeof ancillary
+    };
+    ssize_t n;
+    do
+        n = recvmsg(control_fd, &message, MSG_CMSG_CLOEXEC);
+    while (n < 0 && errno == EINTR);
+    if (n == 0)
+        _exit(1);
+    check(n, "receive", "");
+    errno = EMSGSIZE;
+    if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
+        fail("receive", "too much at once");
+    steps_len = (size_t)n;
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    if (header != NULL && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS)
+        memcpy(slots, CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
 }
 
 static bool next_step(struct cursor *c)
@@ -115,15 +146,15 @@ static bool next_step(struct cursor *c)
         return false;
     errno = EINVAL;
     if (steps_len - c->at < 2)
-        fail("read-steps", "truncated");
+        fail("steps", "truncated");
     c->argc = sk_get16((uint8_t *)steps + c->at);
     c->at += 2;
     if (c->argc < 1 || c->argc > ARGS_MAX)
-        fail("read-steps", "number of arguments");
+        fail("steps", "number of arguments");
     for (int i = 0; i < c->argc; i++) {
         char *end = memchr(steps + c->at, 0, steps_len - c->at);
         if (end == NULL)
-            fail("read-steps", "unterminated argument");
+            fail("steps", "unterminated argument");
         c->argv[i] = steps + c->at;
         c->at = (size_t)(end - steps) + 1;
     }
@@ -161,9 +192,9 @@ static int slot(const char *step, const char *text)
 
 /* ---- mounts ---- */
 
-static int set_attributes(int fd, unsigned flags, uint64_t set, uint64_t userns)
+static int set_attributes(int fd, unsigned flags, uint64_t set, uint64_t propagation)
 {
-    struct mount_attributes attr = { .set = set, .userns = userns };
+    struct mount_attributes attr = { .set = set, .propagation = propagation };
     return (int)syscall(NR_MOUNT_SETATTR, fd, "", AT_EMPTY_PATH | flags, &attr, sizeof attr);
 }
 
@@ -176,8 +207,8 @@ static void open_source(const struct cursor *c)
                    (strstr(flags, "ro") ? ATTR_RDONLY : 0);
     slots[n] = (int)check(syscall(NR_OPEN_TREE, AT_FDCWD, c->argv[2], TREE_CLONE | TREE_CLOEXEC | recursive),
                           "tree", c->argv[2]);
-    check(set_attributes(slots[n], recursive, set, 0), "tree-attributes", c->argv[2]);
-    slot_idmap[n] = strstr(flags, "idmap") != NULL;
+    /* Private: what the host mounts there later does not appear inside. */
+    check(set_attributes(slots[n], recursive, set, MS_PRIVATE), "tree-attributes", c->argv[2]);
 }
 
 /* A place in the new root, found without leaving it whatever symlinks the image holds. */
@@ -217,20 +248,62 @@ static int new_filesystem(const char *type, char *options, unsigned attributes)
  * subdirectory then covers it for good. */
 static void attach_below(int mount_fd, const char *path, const char *subdirectory)
 {
-    int target = at_root("mountfd", path, 0);
-    check(syscall(NR_MOVE_MOUNT, mount_fd, "", target, "", MOVE_F_EMPTY | MOVE_T_EMPTY), "mountfd", path);
-    int copy = (int)check(syscall(NR_OPEN_TREE, mount_fd, subdirectory, TREE_CLONE | TREE_CLOEXEC), "mountfd", subdirectory);
-    check(syscall(NR_MOVE_MOUNT, copy, "", mount_fd, "", MOVE_F_EMPTY | MOVE_T_EMPTY), "mountfd", path);
+    int target = at_root("volume", path, 0);
+    check(syscall(NR_MOVE_MOUNT, mount_fd, "", target, "", MOVE_F_EMPTY | MOVE_T_EMPTY), "volume", path);
+    int copy = (int)check(syscall(NR_OPEN_TREE, mount_fd, subdirectory, TREE_CLONE | TREE_CLOEXEC), "volume", subdirectory);
+    check(syscall(NR_MOVE_MOUNT, copy, "", mount_fd, "", MOVE_F_EMPTY | MOVE_T_EMPTY), "volume", path);
     close(copy);
     close(mount_fd);
     close(target);
 }
 
+/* Until the pivot two directories that every host has serve as footholds: /proc for the stage, /dev for the new root.
+ * What the host has there is covered in this mount namespace alone; whatever is needed of it was opened before. */
+static void stage(void)
+{
+    char options[] = "size=4k,nr_inodes=8,mode=0555";
+    stage_fd = root_fd = new_filesystem("tmpfs", options, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC);
+    check(syscall(NR_MOVE_MOUNT, root_fd, "", AT_FDCWD, "/proc", MOVE_F_EMPTY), "stage", "");
+    check(mkdirat(root_fd, "empty", 0555), "stage", "empty");
+}
+
 static void new_root(const struct cursor *c)
 {
     root_fd = slots[slot("newroot", c->argv[1])];
-    /* Any directory that every host has will do as a foothold; the old root is gone after the pivot. */
-    check(syscall(NR_MOVE_MOUNT, root_fd, "", AT_FDCWD, "/proc", MOVE_F_EMPTY), "newroot", c->argv[1]);
+    check(syscall(NR_MOVE_MOUNT, root_fd, "", AT_FDCWD, "/dev", MOVE_F_EMPTY), "newroot", c->argv[1]);
+}
+
+static void move(const char *path)
+{
+    int target = at_root("move", path, 0);
+    check(syscall(NR_MOVE_MOUNT, stage_fd, path, target, "", MOVE_T_EMPTY), "move", path);
+    close(target);
+}
+
+/* Files that several environments see, the host's among them, are the same to the kernel wherever they are seen: who
+ * watches or locks one learns of all who use it, and holds them up. An overlay gives them another identity, at the
+ * cost of a mount. Where the kernel cannot make one (before 5.11, or stacked too deep) they stay what they are. */
+static void make_own(const char *path)
+{
+    char lower[PATH_MAX];
+    snprintf(lower, sizeof lower, "/dev/%s:/proc/empty", path); /* it takes two layers */
+    int fs = (int)syscall(NR_FSOPEN, "overlay", 1), fd = -1;
+    if (fs >= 0 && syscall(NR_FSCONFIG, fs, CONF_STRING, "lowerdir", lower, 0) == 0 &&
+        syscall(NR_FSCONFIG, fs, CONF_CREATE, NULL, NULL, 0) == 0)
+        fd = (int)syscall(NR_FSMOUNT, fs, 1, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV);
+    if (fd < 0)
+        complain('W', "own", path);
+    if (fs >= 0)
+        close(fs);
+    if (fd < 0)
+        return;
+    if (strcmp(path, ".") != 0) {
+        attach("own", fd, path);
+        return;
+    }
+    check(syscall(NR_MOVE_MOUNT, fd, "", AT_FDCWD, "/dev", MOVE_F_EMPTY), "own", path);
+    close(root_fd);
+    root_fd = fd;
 }
 
 /* Files are covered by /dev/null, directories by one empty file system that all of them share. */
@@ -328,7 +401,8 @@ static void pivot(void)
     check(umount2(".", MNT_DETACH), "pivot", "umount");
     check(chdir("/"), "pivot", "chdir");
     close(root_fd);
-    root_fd = -1;
+    close(stage_fd);
+    root_fd = stage_fd = -1;
 }
 
 /* ---- small steps ---- */
@@ -493,14 +567,22 @@ static void execute(struct cursor *c)
 {
     if (is(c, "join", 0))
         join();
+    else if (is(c, "tree", 3))
+        open_source(c);
+    else if (is(c, "stage", 0))
+        stage();
     else if (is(c, "newroot", 1))
         new_root(c);
+    else if (is(c, "move", 1))
+        move(c->argv[1]);
+    else if (is(c, "own", 1))
+        make_own(c->argv[1]);
     else if (is(c, "dir", 2) || is(c, "symlink", 2) || is(c, "file", 2))
         make(c->argv[0], c->argv[1], c->argv[2]);
     else if (is(c, "place", 2))
         attach("place", slots[slot("place", c->argv[1])], c->argv[2]);
-    else if (is(c, "mountfd", 3))
-        attach_below((int)number("mountfd", c->argv[1]), c->argv[2], c->argv[3]);
+    else if (is(c, "volume", 3))
+        attach_below(slots[slot("volume", c->argv[1])], c->argv[2], c->argv[3]);
     else if (is(c, "tmpfs", 3))
         attach("tmpfs",
                new_filesystem("tmpfs", c->argv[2],
@@ -533,48 +615,57 @@ static void execute(struct cursor *c)
         drop(c);
     else if (is(c, "allow", 2))
         allow(c);
-    else if (is(c, "confine", 0))
-        confine(4);
+    else if (is(c, "confine", 1))
+        confine(slots[slot("confine", c->argv[1])]);
     else if (strcmp(c->argv[0], "guest") == 0)
         configure_guest(c);
-    else if (is(c, "tree", 3)) { /* with the powers of root the parent has done it; else only we can */
-        if (!rootful)
-            open_source(c);
-    } else if (strcmp(c->argv[0], "mode") != 0 && strcmp(c->argv[0], "map") != 0 &&
+    else if (strcmp(c->argv[0], "mode") != 0 && strcmp(c->argv[0], "map") != 0 &&
                strcmp(c->argv[0], "cgroup") != 0 && strcmp(c->argv[0], "tasks") != 0) {
         errno = EINVAL;
         fail("unknown-step", c->argv[0]);
     }
 }
 
-static _Noreturn void become_guest(void)
+static void run_steps(void)
 {
     struct cursor c = { 0 };
+    while (next_step(&c))
+        execute(&c);
+}
+
+/* Out of the way of the numbers that descriptors get in the end. */
+static int raise_fd(int fd, const char *what)
+{
+    return (int)check(fcntl(fd, F_DUPFD_CLOEXEC, 200), "descriptors", what);
+}
+
+static _Noreturn void become_guest(void)
+{
     if (setsid() < 0 && !bare)
         fail("setsid", "");
     /* The session keyring of whoever started the daemon does not come along. */
     syscall(SYS_keyctl, 1 /* join a new session keyring */, NULL);
+    /* Nothing goes out to the host's mounts. What the host unmounts while this one waits for its steps must not be
+     * held by it, so unmounts do come in. */
     if (!bare)
-        check(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), "private-mounts", "/");
-    while (next_step(&c))
-        execute(&c);
-    errno = EINVAL;
-    if (sk_config.workspace == NULL)
-        fail("guest", "the last step is missing");
-    /* From here on: 0 to 2 are /dev/null, 3 is the listening socket, 4 and 5 the roots, 6 the status. */
+        check(mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL), "own-mounts", "/");
+    run_steps();
+    while (sk_config.workspace == NULL) {
+        say("B");
+        receive();
+        run_steps();
+    }
+    /* From here on: 0 to 2 are /dev/null, 3 is the listening socket, 4 and 5 the roots, 6 the daemon for a last word. */
     int null = (int)check(open("/dev/null", O_RDWR), "descriptors", "/dev/null");
-    int workspace = sk_roots.workspace_fd, tmp = sk_roots.tmp_fd, status = status_fd;
-    workspace = (int)check(fcntl(workspace, F_DUPFD_CLOEXEC, 100), "descriptors", "workspace");
-    tmp = (int)check(fcntl(tmp, F_DUPFD_CLOEXEC, 100), "descriptors", "tmp");
-    status = (int)check(fcntl(status, F_DUPFD_CLOEXEC, 100), "descriptors", "status");
-    null = (int)check(fcntl(null, F_DUPFD_CLOEXEC, 100), "descriptors", "null");
-    status_fd = status;
+    null = raise_fd(null, "null");
+    int workspace = raise_fd(sk_roots.workspace_fd, "workspace"), tmp = raise_fd(sk_roots.tmp_fd, "tmp");
+    control_fd = raise_fd(control_fd, "control");
     for (int fd = 0; fd < 3; fd++)
         check(dup2(null, fd), "descriptors", "dup2");
     check(dup3(workspace, 4, O_CLOEXEC), "descriptors", "dup3");
     check(dup3(tmp, 5, O_CLOEXEC), "descriptors", "dup3");
-    check(dup3(status, 6, O_CLOEXEC), "descriptors", "dup3");
-    status_fd = 6;
+    check(dup3(control_fd, 6, O_CLOEXEC), "descriptors", "dup3");
+    control_fd = 6;
     check(fcntl(3, F_SETFD, FD_CLOEXEC), "descriptors", "listening socket");
     check(syscall(NR_CLOSE_RANGE, 7u, ~0u, 0), "descriptors", "close_range");
     sk_roots.workspace_fd = 4;
@@ -582,8 +673,11 @@ static _Noreturn void become_guest(void)
     /* No process inside, of whatever user, may look into this one. */
     check(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable", "");
     prctl(PR_SET_NAME, "skerry-init", 0, 0, 0);
-    check(write(status_fd, "R\n", 2), "ready", "");
-    close(status_fd);
+    say("R");
+    char last;
+    if (recv(control_fd, &last, 1, 0) != 1)
+        _exit(1);
+    close(control_fd);
     _exit(sk_guest_main());
 }
 
@@ -598,20 +692,6 @@ static void write_map(pid_t pid, const char *file, const char *content)
     if (write(fd, content, len) != (ssize_t)len)
         fail("map", file);
     close(fd);
-}
-
-static void apply_idmaps(pid_t pid)
-{
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/ns/user", (int)pid);
-    for (int i = 0; i < SLOTS_MAX; i++) {
-        if (!slot_idmap[i])
-            continue;
-        int userns = (int)check(open(path, O_RDONLY | O_CLOEXEC), "idmap", path);
-        /* A file system without id-mapped mounts shows its files as nobody's: less pretty, no less safe. */
-        (void)set_attributes(slots[i], 0, ATTR_IDMAP, (uint64_t)userns);
-        close(userns);
-    }
 }
 
 /* What the daemon ignores, or its C library does, nobody inside shall. By hand: libraries keep some for themselves. */
@@ -632,9 +712,9 @@ int sk_launch_main(void)
     umask(022);
     default_signals();
     signal(SIGPIPE, SIG_IGN);
-    check(fcntl(1, F_SETFD, FD_CLOEXEC), "status", "");
+    check(fcntl(control_fd, F_SETFD, FD_CLOEXEC), "control", "");
     check(chdir("/"), "chdir", "/");
-    read_steps();
+    receive();
     while (next_step(&c)) {
         if (is(&c, "mode", 1)) {
             rootful = strcmp(c.argv[1], "rootful") == 0;
@@ -649,12 +729,12 @@ int sk_launch_main(void)
             if (tasks_count == TASKS_MAX)
                 fail("tasks", c.argv[1]);
             tasks[tasks_count++] = (int)check(open(c.argv[1], O_WRONLY | O_CLOEXEC), "tasks", c.argv[1]);
-        } else if (rootful && is(&c, "tree", 3)) {
-            open_source(&c);
         }
     }
+    char started[32];
     if (bare) {
-        dprintf(status_fd, "P%d\n", (int)getpid());
+        snprintf(started, sizeof started, "P%d", (int)getpid());
+        say(started);
         check(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "subreaper", "");
         become_guest();
     }
@@ -683,13 +763,12 @@ int sk_launch_main(void)
         }
         become_guest();
     }
-    dprintf(status_fd, "P%ld\n", pid);
+    snprintf(started, sizeof started, "P%ld", pid);
+    say(started);
     if (!rootful)
         write_map((pid_t)pid, "setgroups", "deny");
     write_map((pid_t)pid, "uid_map", uids);
     write_map((pid_t)pid, "gid_map", gids);
-    if (rootful)
-        apply_idmaps((pid_t)pid);
     check(write(sync[1], "g", 1), "go", "");
     return 0;
 }

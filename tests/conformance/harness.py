@@ -15,7 +15,6 @@ from skerry.backends.base import Backend, Instance, InstanceSpec
 from skerry.errors import ExecutionNotFound, FileMissing
 from skerry.guest.channel import Channel, Exit, GuestProcess, GuestProcessInfo, Start
 from skerry.images.store import ImageStore
-from skerry.manager.ids import new_id
 from skerry.policy import MIB, Limits, Policy
 from tests.conformance.kinds import Kind
 
@@ -169,7 +168,7 @@ class Site:
 
     def spec(self, environment_id: str | None = None, limits: Limits = LIMITS) -> InstanceSpec:
         image = ImageStore(self.home / "images").get("host")
-        return InstanceSpec(environment_id or new_id(), image, Policy(limits=limits))
+        return InstanceSpec(environment_id or self.backend.reserve(), image, Policy(limits=limits))
 
     async def open(self, limits: Limits = LIMITS) -> Box:
         spec = self.spec(limits=limits)

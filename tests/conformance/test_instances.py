@@ -10,7 +10,7 @@ import pytest
 
 from skerry.errors import EnvironmentNotFound, GuestFailed, LaunchFailed, LimitReached
 from skerry.guest.frames import Type
-from skerry.manager.ids import new_id
+from skerry.ids import new_id
 from skerry.policy import ISOLATIONS, MIB
 from tests.conformance.harness import ENV, LIMITS, Box, Site, eventually, expect, finish, needs
 

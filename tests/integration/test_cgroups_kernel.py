@@ -102,7 +102,8 @@ def create(manager: CgroupManager) -> Iterator[Callable[..., Cgroup]]:
     made: list[Cgroup] = []
 
     def create(limits: Limits = SMALL) -> Cgroup:
-        made.append(manager.create(f"{len(made):012d}", limits))
+        made.append(manager.create(f"{len(made):012d}"))
+        made[-1].apply(limits)
         return made[-1]
 
     yield create
@@ -270,7 +271,8 @@ def test_the_peak_can_start_anew(create: Create, run: Run) -> None:
 
 def test_a_removed_cgroup_counts_nothing_and_keeps_no_file_open(manager: CgroupManager) -> None:
     fds = len(os.listdir("/proc/self/fd"))
-    cgroup = manager.create("000000000000", SMALL)
+    cgroup = manager.create("000000000000")
+    cgroup.apply(SMALL)
     assert cgroup.usage().cpu_seconds == 0
     cgroup.remove()
     assert cgroup.usage().cpu_seconds is None
@@ -332,7 +334,8 @@ def test_nothing_is_removed_under_a_living_process(
 
 
 def test_environments_outlive_the_daemon_that_made_them(manager: CgroupManager, run: Run) -> None:
-    cgroup = manager.create("abcdefghij12", SMALL)
+    cgroup = manager.create("abcdefghij12")
+    cgroup.apply(SMALL)
     member = run(cgroup, "print('up', flush=True); sys.stdin.read()")
     member.line()
     cgroup.close()
@@ -352,7 +355,8 @@ def test_environments_outlive_the_daemon_that_made_them(manager: CgroupManager, 
 
 def test_daemons_with_other_parents_do_not_see_each_other(manager: CgroupManager) -> None:
     other = CgroupManager.detect(f"{PARENT}b")
-    cgroup = manager.create("abcdefghij12", SMALL)
+    cgroup = manager.create("abcdefghij12")
+    cgroup.apply(SMALL)
     assert manager.list() == ["abcdefghij12"]
     assert other.list() == []
     cgroup.remove()
@@ -362,7 +366,8 @@ def test_daemons_with_other_parents_do_not_see_each_other(manager: CgroupManager
 def test_the_parent_is_made_again_after_another_daemon_closed_it(manager: CgroupManager) -> None:
     CgroupManager.detect(PARENT).close()
     assert not any(map(os.path.exists, manager._parents))
-    cgroup = manager.create("abcdefghij12", SMALL)
+    cgroup = manager.create("abcdefghij12")
+    cgroup.apply(SMALL)
     assert all(row.enforced for row in cgroup.enforced())
     cgroup.remove()
 

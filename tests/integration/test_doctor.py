@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from skerry.daemon import doctor
-from skerry.errors import LaunchFailed
 from skerry.host import launcher
 from skerry.settings import Home
 from tests.support import Nobody
@@ -56,19 +55,18 @@ def test_a_missing_helper_is_a_failure_with_its_fix(home: Path, monkeypatch: pyt
 
 def test_refused_user_namespaces_come_with_the_fix(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        launcher._started(["E\tnamespaces\t1\t"])
+        raise launcher.explained("E\tnamespaces\t1\t")
 
-    monkeypatch.setattr(doctor, "attempt", refuse)
+    monkeypatch.setattr(doctor, "try_steps", refuse)
     found = checks(doctor.run(Home(str(home))))
     assert found["user namespaces"]["status"] == "failure"
     assert "apparmor_restrict_unprivileged_userns" in found["user namespaces"]["fix"]
 
 
 def test_every_failing_step_is_told_with_errno_and_advice() -> None:
-    with pytest.raises(LaunchFailed) as caught:
-        launcher._started(["P123", "E\tproc\t1\tmount"])
-    assert caught.value.detail == {"step": "proc", "errno": "EPERM", "what": "mount"}
-    assert "/proc" in caught.value.hint
+    failure = launcher.explained("E\tproc\t1\tmount")
+    assert failure.detail == {"step": "proc", "errno": "EPERM", "what": "mount"}
+    assert "/proc" in failure.hint
 
 
 def test_a_home_that_is_full_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,15 +25,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from skerry.backends import blanks
 from skerry.backends.base import InstanceSpec
 from skerry.backends.namespace import NamespaceBackend
 from skerry.errors import SkerryError
 from skerry.guest import files
 from skerry.guest.channel import Channel, GuestProcess, Start
-from skerry.host import launcher, plan
+from skerry.host import launcher, mounts, plan
 from skerry.host.launcher import Step
+from skerry.ids import new_id
 from skerry.images.store import ImageStore
-from skerry.manager.ids import new_id
 from skerry.policy import MIB, Limits, Policy
 
 ALLOW_ALL = struct.pack("<HBBI", 0x06, 0, 0, 0x7FFF0000)
@@ -58,29 +59,30 @@ def decode_steps(data: bytes) -> list[Step]:
     return steps
 
 
-def weaken(steps: list[Step], without: set[str], binds: list[list[str]]) -> list[Step]:
-    """The plan without some of its defences, and with parts of the host (source, name below /dev, flags) added."""
-    unknown = without - OTHERS - {step[0] for step in steps}
-    assert not unknown, f"no such steps: {unknown}"
+def weaken_blank(steps: list[Step], without: set[str], binds: list[list[str]]) -> list[Step]:
+    """The first list without some of its defences, and with parts of the host (source, name below /dev, flags)."""
     sources: list[Step] = []
     places: list[Step] = []
     if "own-proc" in without:
-        without = without | {"proc"}
         sources.append(("tree", "61", "/proc", "rec"))
-        places.append(("place", "61", "proc"))
-    for slot, (source, name, *flags) in enumerate(binds, 56):
+        steps = [("place", "61", "proc") if step[0] == "proc" else step for step in steps]
+    for slot, (source, name, *flags) in enumerate(binds, 50):
         sources.append(("tree", str(slot), source, *(flags or ["rec"])))
         places += [("dir", f"dev/{name}", "0755"), ("place", str(slot), f"dev/{name}")]
+    first = next(i for i, step in enumerate(steps) if step[0] == "stage")
+    sealed = next(i for i, step in enumerate(steps) if step[0] == "seal")
+    steps = [*steps[:first], *sources, *steps[first:sealed], *places, *steps[sealed:]]
+    return [step for step in steps if step[0] not in without]
+
+
+def weaken(steps: list[Step], without: set[str]) -> list[Step]:
+    """The second list without some of its defences."""
     if "landlock" in without:
         at = next(i for i, step in enumerate(steps) if step[0] == "confine")
         steps = [*steps[:at], ("allow", "/", "rw"), *steps[at:]]
     if "own-root" in without:
-        at = next(i for i, step in enumerate(steps) if step[:2] == ("tree", "0"))
-        steps = [*steps[:at], (*steps[at][:3], "idmap"), *steps[at + 1 :]]
-    first = next(i for i, step in enumerate(steps) if step[0] == "newroot")
-    # There /dev is in place and not sealed, and what is masked below /proc comes after it.
-    proc = next(i for i, step in enumerate(steps) if step[0] == "proc")
-    steps = [*steps[:first], *sources, *steps[first:proc], *places, *steps[proc:]]
+        steps = [(*step[:3], "") if step[:2] == ("tree", "1") else step for step in steps]
+        steps.remove(("own", "."))
     return [step for step in steps if step[0] not in without]
 
 
@@ -104,6 +106,7 @@ class Keeper:
         self._channels: dict[str, Channel] = {}
         self._processes: dict[str, GuestProcess] = {}
         self._creating = asyncio.Lock()
+        blanks.READY = 0  # each is made for its own weaknesses
 
     async def create(
         self,
@@ -131,27 +134,52 @@ class Keeper:
     def _weaken(
         self, without: set[str], binds: list[list[str]], helper: str | None, program: bytes | None
     ) -> Callable[[], None]:
-        backend, encode = self._backend, plan.Plan.encode
+        backend, encode, blank_steps, copy_tree = (
+            self._backend,
+            plan.Plan.encode,
+            plan.blank_steps,
+            mounts.copy_tree,
+        )
         own_helper, own_filter = backend._helper, backend._filter
         extra: list[int] = []
+        known: set[str] = set()
+
+        def decoded(data: bytes) -> list[Step]:
+            steps = decode_steps(data)
+            known.update(step[0] for step in steps)
+            return steps
+
+        def blank(*arguments: Any) -> bytes:
+            return launcher.encode_steps(weaken_blank(decoded(blank_steps(*arguments)), without, binds))
 
         def weaker(self: plan.Plan) -> bytes:
-            return launcher.encode_steps(weaken(decode_steps(encode(self)), without, binds))
+            steps = decoded(encode(self))
+            unknown = without - OTHERS - known
+            assert not unknown, f"no such steps: {unknown}"
+            return launcher.encode_steps(weaken(steps, without))
+
+        def writable(path: str, attributes: int, *, recursive: bool) -> int:
+            if path.startswith(self._home):
+                attributes &= ~mounts.RDONLY
+            return copy_tree(path, attributes, recursive=recursive)
 
         def restore() -> None:
-            plan.Plan.encode = encode  # type: ignore[method-assign]
+            plan.Plan.encode, plan.blank_steps = encode, blank_steps  # type: ignore[method-assign]
+            mounts.copy_tree = copy_tree
             if backend._helper is not own_helper:
                 backend._helper.close()
-            backend._helper, backend._filter = own_helper, own_filter  # type: ignore[method-assign]
+            backend._helper = backend._blanks._helper = own_helper
+            backend._filter = own_filter  # type: ignore[method-assign]
             for fd in extra:
                 os.close(fd)
 
         if without or binds:
-            plan.Plan.encode = weaker  # type: ignore[method-assign]
-        if helper is not None:
-            backend._helper = launcher.Helper(Path(helper))
-        if "sealed" in without:
-            backend._helper = _Unsealed()
+            plan.Plan.encode, plan.blank_steps = weaker, blank  # type: ignore[method-assign,assignment]
+        if "own-root" in without:
+            mounts.copy_tree = writable
+        if helper is not None or "sealed" in without:
+            kind = _Unsealed if "sealed" in without else launcher.Helper
+            backend._helper = backend._blanks._helper = kind(Path(helper) if helper else launcher.HELPER)
         if program is not None:
             fd = os.memfd_create("skerry-other", os.MFD_CLOEXEC)
             os.write(fd, program)

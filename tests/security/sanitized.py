@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import socket
 import struct
@@ -106,35 +105,38 @@ def running(program: Path, folder: Path) -> Iterator[Guest]:
             os.chown(place, uid, uid)
     steps = plan.bare_steps(str(places[0]), str(places[1]), str(places[2]), Limits())
     steps = steps.replace(f"id={os.geteuid()}\0".encode(), f"id={uid}\0".encode())
-    spec, null = os.memfd_create("skerry-steps"), os.open(os.devnull, os.O_RDWR)
-    os.write(spec, steps)
-    os.lseek(spec, 0, os.SEEK_SET)
+    control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    control.settimeout(SECONDS)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{folder}/guest.sock")
     listener.listen(16)
     own = ["unshare", *([] if root else ["-c"]), "--pid", "--fork", "--kill-child", "--mount-proc"]
     become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if root else []
-    descriptors = f'exec 3<&{listener.fileno()} 4<&{null}; exec "$@"'
     process = subprocess.Popen(
-        [*own, "bash", "-c", descriptors, "bash", *become, str(program), "launch"],
-        stdin=spec,
-        stdout=subprocess.PIPE,
+        [
+            *own,
+            "bash",
+            "-c",
+            f'exec 3<&{listener.fileno()}; exec "$@"',
+            "bash",
+            *become,
+            str(program),
+            "launch",
+        ],
+        stdin=other.fileno(),
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        pass_fds=(listener.fileno(), null),
+        pass_fds=(listener.fileno(),),
     )
     listener.close()
-    os.close(spec)
-    os.close(null)
-    assert process.stdout is not None
+    other.close()
     try:
-        said = b""
-        while not said.endswith(b"R\n") and select.select([process.stdout], [], [], SECONDS)[0]:
-            data = os.read(process.stdout.fileno(), 4096)
-            assert data, said
-            said += data
-        assert said.endswith(b"R\n"), said
+        control.send(steps)
+        said = [control.recv(1024), control.recv(1024)]
+        assert said[1] == b"R", said
+        control.send(b"K")
         yield Guest(folder, process)
     finally:
         process.kill()
         process.wait()
-        process.stdout.close()
+        control.close()

@@ -5,6 +5,7 @@ Where a second layer would stop an attack by itself, the comment at the control 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -55,8 +56,10 @@ ATTACKS = [
     Attack("set_namespace", ("seccomp",)),
     Attack("hostname", ("seccomp",)),
     Attack("keyring", ("seccomp",)),
-    # To open one takes a capability in the host's own user namespace.
-    Attack("handles", ("seccomp",), {"name": "EPERM", "open": "EPERM"}, {"name": "done", "open": "EPERM"}),
+    # An overlay has none to give; to open one takes a capability in the host's own user namespace.
+    Attack(
+        "handles", ("seccomp", "own"), {"name": "EPERM", "open": "EPERM"}, {"name": "done", "open": "EPERM"}
+    ),
 ]
 
 
@@ -124,13 +127,18 @@ def test_no_signal_reaches_the_guest(boxes: Boxes, mode: str) -> None:
     """The kernel keeps all signals from inside away from process 1. That they do arrive elsewhere shows the child."""
     box = boxes(mode)
     found = box.probe("escape.signals", "1")
-    assert found == {"child": "T", "answers": ["done"], "state": "S"}
+    assert found == {"child": "T", "answers": ["done"], "state": found["state"]}
+    assert found["state"] in ("R", "S")  # not stopped, and not gone
     box.ping()
 
 
-def test_the_helper_cannot_be_overwritten(boxes: Boxes, mode: str) -> None:
+def test_the_helper_cannot_be_overwritten(boxes: Boxes, mode: str, mutate: Mutate) -> None:
     """As with runc once: a program that is the helper itself leads to its file, and so to all later environments."""
-    with boxes.fresh(mode) as box, boxes.fresh(mode, without=["sealed"]) as weak:
+    slow = mutate(("main.c", "return printf", "return pause(), printf"))
+    with (
+        boxes.fresh(mode, helper=slow) as box,
+        boxes.fresh(mode, helper=slow, without=["sealed"]) as weak,
+    ):
         found = box.probe("escape.helper_of", _running_helper(box))
         assert "skerry-guest" in found["name"]
         assert (found["seals"], found["mode"], found["write"], found["truncate"]) == (
@@ -149,8 +157,8 @@ def test_the_helper_cannot_be_overwritten(boxes: Boxes, mode: str) -> None:
 
 
 def _running_helper(box: Any) -> str:
-    """The pid of a process whose program is the helper, which waits at a terminal for steps."""
-    box.start(["/proc/self/exe", "launch"], pty=(24, 80))
+    """The pid of a process whose program is the helper."""
+    box.start(["/proc/self/exe", "version"])
     found = box.sh(
         "cd /proc; for p in [0-9]*; do [ -r $p/exe ] && readlink $p/exe | grep -q guest && echo $p; done"
     )
@@ -425,6 +433,29 @@ def test_masked_switches_are_no_switches(boxes: Boxes, mode: str) -> None:
     device = f"stat -c %t:%T {' '.join(there)}"
     assert set(boxes(mode).sh(device).text.split()) == {"1:3"}
     assert set(boxes(mode, without=["mask"]).sh(device).text.split()) == {"0:0"}
+
+
+def test_others_who_use_the_same_files_are_not_noticed(boxes: Boxes, mode: str) -> None:
+    """The host's programs are there in every environment. Watches and locks of one end where it ends."""
+    assert _seen_by_a_watch(boxes, mode, boxes(mode)) == set()
+    weak = boxes(mode, without=["own"])
+    assert _seen_by_a_watch(boxes, mode, weak) == {"cut", "tr"}
+    with open("/usr/bin/nl") as ours:
+        fcntl.flock(ours, fcntl.LOCK_EX)
+        assert boxes(mode).probe("escape.lock", "/usr/bin/nl") == "done"
+        assert weak.probe("escape.lock", "/usr/bin/nl") == "EAGAIN"
+
+
+def _seen_by_a_watch(boxes: Boxes, mode: str, box: Any) -> set[str]:
+    """Which of two programs it sees, one of which the host opens and the other one a neighbour."""
+    box.probe("escape.exists")  # so that the program is there
+    watching = box.start(["python3", "-B", "/tmp/escape.py", "watch_programs", "/usr/bin", "nl"])
+    watching.until("watching")
+    Path("/usr/bin/cut").read_bytes()
+    with boxes.fresh(mode, without=["own"]) as neighbour:
+        assert neighbour.sh("read -r line </usr/bin/tr; true").code == 0
+    assert box.sh("read -r line </usr/bin/nl; true").code == 0
+    return {"cut", "tr"} & set(json.loads(watching.finish().text))
 
 
 # ---- the guest's files in /run ----

@@ -12,6 +12,7 @@ from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.registry import Registry
 from skerry.errors import GuestFailed, ImageNotFound
 from skerry.guest.channel import Channel, Exit, Start
+from skerry.ids import new_id
 from skerry.images.store import Image, ImageStore
 from skerry.manager.environments import EnvironmentManager
 from skerry.models import Usage
@@ -209,6 +210,9 @@ class StubBackend:
 
     def capabilities(self) -> Capabilities:
         return Capabilities(self.isolation, True)
+
+    def reserve(self) -> str:
+        return new_id()
 
     async def start(self, spec: InstanceSpec) -> Instance:
         self.fault("start", spec.environment_id)

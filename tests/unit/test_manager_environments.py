@@ -45,9 +45,10 @@ async def test_a_created_environment_runs_and_is_found_by_id_name_and_prefix() -
 
 @asynchronous
 async def test_an_ambiguous_prefix_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = itertools.cycle(["abcdef000001", "abcdef000001", "abcdef000002"])
-    monkeypatch.setattr(module, "new_id", lambda: next(ids))
-    manager = make_manager(StubBackend())
+    ids = iter(["abcdef000001", "abcdef000002"])
+    backend = StubBackend()
+    monkeypatch.setattr(backend, "reserve", lambda: next(ids))
+    manager = make_manager(backend)
     first = await manager.create(policy=POLICY)
     second = await manager.create(policy=POLICY)
     assert (first.id, second.id) == ("abcdef000001", "abcdef000002")

@@ -62,6 +62,13 @@ class Backend(Protocol):
 
     def capabilities(self) -> Capabilities: ...
 
+    def reserve(self) -> str:
+        """The id for the next `start`, for which something may have been made ready. Any other id will do, too.
+
+        Whoever does not start it calls `stop`.
+        """
+        ...
+
     async def start(self, spec: InstanceSpec) -> Instance:
         """Start an instance; when this returns the guest accepts connections.
 

@@ -14,8 +14,9 @@ from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.instances import InstanceDirectory, Record, Running, list_directories
 from skerry.errors import EnvironmentNotFound
 from skerry.host import plan
-from skerry.host.launcher import Helper, launch
+from skerry.host.launcher import Helper, Launch
 from skerry.host.processes import start_time
+from skerry.ids import new_id
 from skerry.models import Enforcement, Usage
 
 
@@ -26,12 +27,14 @@ class FakeBackend:
         """Raises IsolationUnavailable when the native helper was not built."""
         self._instances = f"{home}/instances"
         self._helper = Helper()
-        self._no_filter = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._live: dict[str, Running] = {}
         os.makedirs(self._instances, mode=0o700, exist_ok=True)
 
     def capabilities(self) -> Capabilities:
         return Capabilities(isolation="none", available=True, rootless=os.geteuid() != 0)
+
+    def reserve(self) -> str:
+        return new_id()
 
     async def start(self, spec: InstanceSpec) -> Instance:
         directory = InstanceDirectory(self._instances, spec.environment_id)
@@ -42,9 +45,16 @@ class FakeBackend:
                 os.mkdir(path, 0o700)
             steps = plan.bare_steps(workspace, tmp, run, spec.policy.limits)
             with directory.listen() as listener:
-                pid = await launch(self._helper, steps, listener, self._no_filter)
-            running = Running(pid)
-            directory.save(Record(pid, start_time(pid), None))
+                launch = Launch(self._helper, listener.fileno())
+            try:
+                launch.send(steps)
+                await launch.done()
+                running = Running(launch.pid)
+                directory.save(Record(launch.pid, start_time(launch.pid), None))
+            except BaseException:
+                launch.end()
+                raise
+            launch.keep()
         except BaseException:
             directory.remove()
             raise
@@ -85,7 +95,6 @@ class FakeBackend:
         pass
 
     async def close(self) -> None:
-        os.close(self._no_filter)
         self._helper.close()
 
     def _get(self, environment_id: str) -> Running:

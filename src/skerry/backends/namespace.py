@@ -14,11 +14,12 @@ import socket
 from dataclasses import dataclass
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
+from skerry.backends.blanks import Blank, Blanks
 from skerry.backends.instances import InstanceDirectory, Record, Running, list_directories
 from skerry.errors import EnvironmentNotFound, InvalidRequest, LaunchFailed, PlatformError
-from skerry.host import plan, seccomp, uids
+from skerry.host import mounts, plan, seccomp, uids
 from skerry.host.cgroups import Cgroup, CgroupManager
-from skerry.host.launcher import FIRST_EXTRA_FD, Helper, attempt, launch
+from skerry.host.launcher import Helper, step_failed, try_steps
 from skerry.host.processes import start_time
 from skerry.host.readback import protections
 from skerry.host.volumes import SUBDIR, Volumes
@@ -28,6 +29,7 @@ from skerry.models import Enforcement, Usage
 from skerry.policy import Limits, Policy
 
 Rows = list[Enforcement]
+Descriptors = list[int]
 
 
 @dataclass(slots=True)
@@ -54,62 +56,52 @@ class NamespaceBackend:
         self._filters: dict[str, int] = {}
         self._live: dict[str, _Live] = {}
         os.makedirs(self._instances, mode=0o700, exist_ok=True)
+        self._blanks = Blanks(self._instances, self._helper, self._cgroups)
 
     def capabilities(self) -> Capabilities:
         reason = ""
         try:
-            attempt(self._helper, plan.probe_steps())
+            try_steps(self._helper, plan.probe_steps())
         except LaunchFailed as error:
             reason = str(error)
         return Capabilities("namespace", not reason, reason, rootless=not self._rootful)
 
+    def reserve(self) -> str:
+        return self._blanks.reserve()
+
     async def start(self, spec: InstanceSpec) -> Instance:
-        id_, policy = spec.environment_id, spec.policy
+        policy = spec.policy
         kind = self._workspace_kind(policy)
         filter_fd = self._filter(policy.profile)
-        directory = InstanceDirectory(self._instances, id_)
-        async with contextlib.AsyncExitStack() as undo:
-            directory.make()
-            undo.callback(directory.remove)
-            cgroup = self._cgroups.create(id_, policy.limits)
-            undo.callback(cgroup.remove)
-            uid_base = uids.claim() if self._rootful else None
-            if uid_base is not None:
-                undo.callback(uids.release, uid_base)
-            mount_fd = await self._volume(policy, uid_base) if kind == "disk" and self._volumes else None
-            try:
-                workspace = self._workspace(kind, policy, directory, mount_fd)
-                steps = plan.Plan(
-                    root=self._root(spec.image),
-                    workspace=workspace,
-                    limits=policy.limits,
-                    uid_base=uid_base,
-                    tasks_files=cgroup.join.tasks_files,
-                    cgroup=cgroup.join.into_dir,
-                    rlimits=self._cgroups.mode == "none",
-                ).encode()
-                with directory.listen() as listener:
-                    extra = [] if mount_fd is None else [mount_fd]
-                    pid = await launch(self._helper, steps, listener, filter_fd, extra)
-            finally:
-                if mount_fd is not None:
-                    os.close(mount_fd)
-            running = Running(pid)
-            undo.push_async_callback(running.kill)
-            directory.save(Record(pid, start_time(pid), uid_base))
-            if uid_base is not None:
-                uids.settle(uid_base, pid)
-            enforced = self._enforced(policy, cgroup, pid, kind)
+        blank = await self._blanks.take(spec.environment_id)
+        with contextlib.ExitStack() as undo:
+            undo.callback(blank.end)
+            with contextlib.ExitStack() as descriptors:
+                root = self._root(spec.image)
+                fds = [filter_fd, *self._trees(root, blank, descriptors)]
+                workspace = await self._workspace(kind, policy, blank, fds, descriptors)
+                finish = plan.Plan(
+                    root, workspace, policy.limits, self._rootful, self._cgroups.mode == "none"
+                )
+                blank.launch.send(finish.encode(), fds)
+            blank.cgroup.apply(policy.limits)  # meanwhile
+            await blank.launch.done()
+            pid = blank.launch.pid
+            blank.directory.save(Record(pid, start_time(pid), blank.uid_base))
+            blank.launch.keep()
+            enforced = self._enforced(policy, blank, kind, root)
+            self._live[blank.id] = _Live(blank.cgroup, Running(pid), blank.uid_base)
             undo.pop_all()
-        self._live[id_] = _Live(cgroup, running, uid_base)
-        if mount_fd is not None and self._volumes is not None:
+        blank.close()
+        if self._volumes is not None and kind == "disk":
             self._volumes.want(policy.limits.disk, policy.limits.inodes)
-        return Instance(id_, kind, "/workspace", enforced)
+        return Instance(blank.id, kind, "/workspace", enforced)
 
     async def connect(self, environment_id: str) -> socket.socket:
         return InstanceDirectory(self._instances, environment_id).connect()
 
     async def stop(self, environment_id: str) -> None:
+        self._blanks.forget(environment_id)
         live = self._live.get(environment_id) or self._left_behind(environment_id)
         if live is not None:
             await live.running.kill()
@@ -127,7 +119,8 @@ class NamespaceBackend:
         await self._get(environment_id).running.handle.wait()
 
     async def list(self) -> list[str]:
-        return sorted({*list_directories(self._instances), *self._cgroups.list()})
+        found = {*list_directories(self._instances), *self._cgroups.list()}
+        return sorted(id_ for id_ in found if id_ not in self._blanks)
 
     async def usage(self, environment_id: str, *, io: bool = True) -> Usage:
         return self._get(environment_id).cgroup.usage(io=io)
@@ -140,6 +133,7 @@ class NamespaceBackend:
         self._get(environment_id).cgroup.reset_peak()
 
     async def close(self) -> None:
+        await self._blanks.close()
         if self._volumes is not None:
             await asyncio.to_thread(self._volumes.close)
         for fd in self._filters.values():
@@ -171,16 +165,37 @@ class NamespaceBackend:
             fd = await asyncio.to_thread(self._volumes.take, size, inodes, owner, owner)
         return fd
 
-    def _workspace(
-        self, kind: str, policy: Policy, directory: InstanceDirectory, mount_fd: int | None
+    async def _workspace(
+        self, kind: str, policy: Policy, blank: Blank, fds: Descriptors, descriptors: contextlib.ExitStack
     ) -> plan.Workspace:
-        if mount_fd is not None:
-            return plan.Workspace(mount_fd=FIRST_EXTRA_FD, mount_subdirectory=SUBDIR)
+        """What /workspace will be; a file system of its own goes to the end of `fds`."""
+        if kind == "disk" and self._volumes is not None:
+            fds.append(await self._volume(policy, blank.uid_base))
+            descriptors.callback(os.close, fds[-1])
+            return plan.Workspace(volume=SUBDIR)
         if kind == "disk":
-            path = f"{directory.path}/workspace"
+            path = f"{blank.directory.path}/workspace"
             os.mkdir(path, 0o755)
             return plan.Workspace(directory=path)
         return plan.Workspace(memory=_memory_size(policy))
+
+    def _trees(self, root: plan.Root, blank: Blank, descriptors: contextlib.ExitStack) -> Descriptors:
+        """With the powers of root, copies of the image's mounts; else the helper makes them. Raises LaunchFailed."""
+        found: Descriptors = []
+        if not self._rootful:
+            return found
+        for path, below in root.sources:
+            try:
+                fd = mounts.copy_tree(path, mounts.RDONLY | mounts.NOSUID | mounts.NODEV, recursive=below)
+            except OSError as error:
+                raise step_failed("tree", error.errno or 0, path) from error
+            descriptors.callback(os.close, fd)
+            found.append(fd)
+        # Files of an image belong to the environment's users, files of the host stay nobody's. A file system without
+        # id-mapped mounts shows its files as nobody's too: less pretty, no less safe.
+        with contextlib.suppress(OSError):
+            mounts.map_ids(found[0], blank.user_namespace)
+        return found
 
     def _root(self, image: Image) -> plan.Root:
         if image.rootfs is not None:
@@ -197,9 +212,9 @@ class NamespaceBackend:
             self._filters[profile] = fd
         return self._filters[profile]
 
-    def _enforced(self, policy: Policy, cgroup: Cgroup, pid: int, kind: str) -> Rows:
+    def _enforced(self, policy: Policy, blank: Blank, kind: str, root: plan.Root) -> Rows:
         limits = policy.limits
-        rows = cgroup.enforced()
+        rows = blank.cgroup.enforced()
         if self._cgroups.mode == "none":
             rows += [
                 Enforcement("memory_per_process", True, str(limits.memory), "RLIMIT_DATA"),
@@ -221,7 +236,15 @@ class NamespaceBackend:
         rows.append(Enforcement("network", True, "none", "a network namespace with loopback alone"))
         users = "65536 ids of its own" if self._rootful else "one user: the caller"
         rows.append(Enforcement("users", True, users, "a user namespace"))
-        return rows + protections(pid, policy.profile)
+        shared = [*root.shared, *(why for step, why in blank.launch.weaker if step == "own")]
+        rows.append(
+            Enforcement(
+                "shared_files", not shared, "own", "an overlay: locks and watches do not reach others"
+            )
+            if not shared
+            else Enforcement("shared_files", False, "", f"others can lock and watch: {', '.join(shared)}")
+        )
+        return rows + protections(blank.launch.pid, policy.profile)
 
     def _get(self, environment_id: str) -> _Live:
         live = self._live.get(environment_id)

@@ -26,7 +26,7 @@ from skerry.errors import SkerryError
 from skerry.guest.channel import Channel, Start
 from skerry.host import plan, seccomp
 from skerry.host.cgroups import CgroupManager
-from skerry.host.launcher import Helper, attempt
+from skerry.host.launcher import Helper, try_steps
 from skerry.host.readback import landlock
 from skerry.host.volumes import Volumes
 from skerry.images.store import ImageStore
@@ -96,7 +96,7 @@ def _helper() -> Check:
 def _user_namespaces() -> Check:
     helper = Helper()
     try:
-        attempt(helper, plan.probe_steps())
+        try_steps(helper, plan.probe_steps())
     finally:
         helper.close()
     who = "root" if os.geteuid() == 0 else f"uid {os.geteuid()}"
@@ -112,8 +112,9 @@ def _cgroups() -> Check:
             return Check(
                 "cgroups", WARNING, f"no limits on CPU and total memory: {manager.reason}", _delegation()
             )
-        cgroup = manager.create(ENVIRONMENT_ID, Limits())
+        cgroup = manager.create(ENVIRONMENT_ID)
         try:
+            cgroup.apply(Limits())
             missing = [row.name for row in cgroup.enforced() if not row.enforced]
         finally:
             cgroup.remove()

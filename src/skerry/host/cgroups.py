@@ -186,7 +186,8 @@ class Cgroup:
     def _is_v2(self, controller: str) -> bool:
         return self._dirs[controller] == self._unified
 
-    def _apply(self, limits: Limits) -> None:
+    def apply(self, limits: Limits) -> None:
+        """Set the limits. Raises LaunchFailed, with step, path and errno in its detail, if the kernel refuses."""
         if "cpu" in self._dirs:
             quota, period = cpu_quota(limits.millicores)
             if self._is_v2("cpu"):
@@ -288,8 +289,8 @@ class CgroupManager:
             raise ValueError(f"not a name for the parent cgroup: {parent!r}")
         return cls(parent, proc)
 
-    def create(self, environment_id: str, limits: Limits) -> Cgroup:
-        """Make an environment's cgroups with these limits set.
+    def create(self, environment_id: str) -> Cgroup:
+        """Make an environment's cgroups, without limits.
 
         Raises InvalidRequest for an id of another form, and LaunchFailed, with step, path and errno in its
         detail, if the kernel refuses; nothing is left behind then.
@@ -300,7 +301,6 @@ class CgroupManager:
             for path in cgroup._all:
                 self._make(path)
                 made.append(path)
-            cgroup._apply(limits)
         except LaunchFailed:
             for path in made:
                 os.rmdir(path)

@@ -1,4 +1,4 @@
-"""Spawning the native helper with a list of steps, and saying in words what went wrong in one of them."""
+"""The native helper on its way to becoming a guest, and in words what went wrong in one of its steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import select
 import signal
 import socket
 import struct
@@ -15,12 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from skerry.errors import IsolationUnavailable, LaunchFailed
+from skerry.host.processes import Handle
 
 Step = tuple[str, ...]
 
 HELPER = Path(__file__).parent.parent / "_native" / "skerry-guest"
-FIRST_EXTRA_FD = 5
 SECONDS = 30.0
+_MESSAGE_MAX = 1024
 
 _NO_USER_NAMESPACES = (
     "user namespaces are not available to this user; on Ubuntu 23.10 and later: "
@@ -39,8 +39,8 @@ _HINTS: dict[tuple[str, int], str] = {
         "proc",
         errno.EPERM,
     ): "/proc of this machine is partly covered (a container?): it needs an unmasked /proc",
-    ("private-mounts", errno.EPERM): _NO_USER_NAMESPACES,
-    ("private-mounts", errno.EACCES): _NO_USER_NAMESPACES,
+    ("own-mounts", errno.EPERM): _NO_USER_NAMESPACES,
+    ("own-mounts", errno.EACCES): _NO_USER_NAMESPACES,
     ("fsopen", errno.ENOSYS): "this kernel lacks the mount API: Linux 5.12 or newer is needed",
     ("tree", errno.ENOENT): "a part of the image is missing on disk: rebuild or import it again",
     ("seccomp", errno.EINVAL): "this kernel has no seccomp filters",
@@ -105,64 +105,138 @@ def encode_steps(steps: Iterable[Step]) -> bytes:
     return b"".join(parts)
 
 
-async def launch(
-    helper: Helper, steps: bytes, listener: socket.socket, seccomp_fd: int, extra_fds: Sequence[int] = ()
-) -> int:
-    """Run the encoded steps; returns the host's pid of the guest once it serves its socket.
+class Launch:
+    """One helper, from its start until it is a guest that has been told to stay.
 
-    `extra_fds` are known to the steps as FIRST_EXTRA_FD and up. The guest is a child of this process.
-    Raises LaunchFailed, with the step that failed and what to do; nothing of it runs then.
+    Nothing of it outlives this process before `keep`: its socket closes, and it ends by itself.
     """
-    launcher, status = _spawn(helper, steps, [listener.fileno(), seccomp_fd, *extra_fds])
-    said: list[str] = []
-    try:
-        async with asyncio.timeout(SECONDS):
-            await _read_status(status, said)
-        pid = _started(said)
-    except BaseException as error:
-        _end(launcher, said)
-        if isinstance(error, TimeoutError):
+
+    def __init__(self, helper: Helper, listener: int) -> None:
+        """Start it; `listener` will be the guest's socket. Raises LaunchFailed."""
+        self.pid = 0
+        """The host's number of the guest, a child of this process; 0 while it is not known."""
+        self.weaker: list[tuple[str, str]] = []
+        """(step, why) for each that could do less than it was asked to."""
+        self._control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        try:
+            with other:
+                self._launcher = _spawn(helper, other.fileno(), listener)
+        except OSError as error:
+            self._control.close()
+            raise LaunchFailed(f"the native helper cannot be started: {error.strerror}") from error
+
+    def send(self, steps: bytes, fds: Sequence[int] = ()) -> None:
+        """One list of encoded steps, to which `fds` are known as slots from 0 on. Raises LaunchFailed."""
+        try:
+            socket.send_fds(self._control, [steps], list(fds))
+        except OSError as error:
+            raise LaunchFailed(f"the native helper takes no steps: {error.strerror}") from error
+
+    async def done(self) -> None:
+        """Return when it has done what it was sent. Raises LaunchFailed with the step that failed."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(SECONDS):
+                while not self._hear(await loop.sock_recv(self._control, _MESSAGE_MAX)):
+                    pass
+        except TimeoutError as error:
             raise LaunchFailed(f"the environment did not start within {SECONDS:g} s") from error
-        raise
-    finally:
-        os.close(status)
-    if pid != launcher:
-        _reap(launcher)
-    return pid
+
+    def attempt(self) -> None:
+        """As `done`, while everything else waits: for milliseconds."""
+        self._control.settimeout(SECONDS)
+        try:
+            while not self._hear(self._control.recv(_MESSAGE_MAX)):
+                pass
+        except TimeoutError as error:
+            raise LaunchFailed(f"nothing started within {SECONDS:g} s") from error
+
+    def keep(self) -> None:
+        """Let the guest serve, and live on without this process."""
+        self._control.send(b"K")
+        self._control.close()
+
+    def ended(self) -> bool:
+        """Whether it is gone although nobody has ended it."""
+        child = Handle(self.pid)
+        try:
+            return child.ended()
+        finally:
+            child.close()
+
+    def end(self) -> None:
+        """Kill whatever was started, and wait for it."""
+        if self._launcher:
+            # Without more to read the launching process ends by itself; all it had to say is there then.
+            self._control.shutdown(socket.SHUT_WR)
+            _reap(self._launcher, patience=1.0)
+            self._control.setblocking(False)
+            with contextlib.suppress(OSError, LaunchFailed):
+                while not self.pid:
+                    self._hear(self._control.recv(_MESSAGE_MAX))
+        if self.pid not in (0, self._launcher):
+            _reap(self.pid)
+        self._control.close()
+
+    def _hear(self, message: bytes) -> bool:
+        """Take in one answer; True if that was the last one for now."""
+        text = message.decode(errors="replace")
+        if text.startswith("P"):
+            self.pid = int(text[1:])
+            return False
+        if text.startswith("W\t"):
+            _, step, number, detail = text.split("\t", 3)
+            self.weaker.append((step, f"{detail}: {os.strerror(int(number))}"))
+            return False
+        if text not in ("B", "R"):
+            raise explained(text)
+        if self._launcher not in (0, self.pid):
+            _reap(self._launcher, patience=1.0)
+        self._launcher = 0
+        return True
 
 
-def attempt(helper: Helper, steps: bytes) -> None:
-    """Run the steps to see whether they work, and end what they made. Blocks for milliseconds. Raises LaunchFailed."""
+def try_steps(helper: Helper, steps: bytes) -> None:
+    """Run the steps to see whether they work, and end what they made. Raises LaunchFailed."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        launcher, status = _spawn(helper, steps, [null, null])
+        launch = Launch(helper, null)
     finally:
         os.close(null)
-    said: list[str] = []
     try:
-        while (not said or said[-1][0] not in "RE") and select.select([status], [], [], SECONDS)[0]:
-            data = os.read(status, 4096)
-            if not data:
-                break
-            said += data.decode(errors="replace").split("\n")[:-1]
-        _started(said)
+        launch.send(steps)
+        launch.attempt()
     finally:
-        os.close(status)
-        _end(launcher, said)
+        launch.end()
 
 
-def _spawn(helper: Helper, steps: bytes, fds: Sequence[int]) -> tuple[int, int]:
-    """(pid of the launching process, where it says how it goes). `fds` are its descriptors from 3 on."""
-    spec = os.memfd_create("skerry-steps", os.MFD_CLOEXEC)
+def step_failed(step: str, code: int, detail: str) -> LaunchFailed:
+    return LaunchFailed(
+        f"step {step} failed: {os.strerror(code)}{f' ({detail})' if detail else ''}",
+        hint=_HINTS.get((step, code), "`skerry doctor` checks what this machine can do"),
+        detail={"step": step, "errno": errno.errorcode.get(code, str(code)), "what": detail},
+    )
+
+
+def explained(answer: str) -> LaunchFailed:
+    """The failure that the helper's last answer tells of; empty: it died without a word."""
+    if answer.startswith("E\t"):
+        _, step, number, detail = answer.split("\t", 3)
+        return step_failed(step, int(number), detail)
+    return LaunchFailed(
+        "the native helper died while it built the environment", hint="look at the kernel's log"
+    )
+
+
+def _spawn(helper: Helper, control: int, listener: int) -> int:
+    """The pid of the launching process."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    status_read, status_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     raised: list[int] = []
     try:
-        os.write(spec, steps)
-        os.lseek(spec, 0, os.SEEK_SET)
-        raised = [_raised(fd) for fd in (spec, status_write, null, *fds)]
+        raised = [_raised(fd) for fd in (control, null, null, listener)]
         with helper.opened() as program:
-            launcher = os.posix_spawn(
+            return os.posix_spawn(
                 f"/proc/self/fd/{program}",
                 ["skerry-init", "launch"],
                 {},
@@ -170,63 +244,18 @@ def _spawn(helper: Helper, steps: bytes, fds: Sequence[int]) -> tuple[int, int]:
                 setsigmask=[],
                 setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD],
             )
-    except OSError as error:
-        os.close(status_read)
-        raise LaunchFailed(f"the native helper cannot be started: {error.strerror}") from error
     finally:
-        for fd in (spec, null, status_write, *raised):
+        for fd in (null, *raised):
             os.close(fd)
-    return launcher, status_read
 
 
-def _end(launcher: int, said: list[str]) -> None:
-    """Kill what a launch has made. The guest is named in what was said so far; without it there is none."""
-    for started in {launcher, _pid(said)} - {0}:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(started, signal.SIGKILL)
-        _reap(started)
-
-
-async def _read_status(fd: int, said: list[str]) -> None:
-    """Collect lines until the launch is over, one way or the other."""
-    loop = asyncio.get_running_loop()
-    rest = ""
-    while not said or said[-1][0] not in "RE":
-        ready = loop.create_future()
-        loop.add_reader(fd, ready.set_result, None)
+def _reap(pid: int, patience: float = 0.0) -> None:
+    """Wait for a child, which is killed when it has not ended after `patience` seconds."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        child = Handle(pid)
         try:
-            await ready
+            if not child.ended(patience):
+                child.kill()
+            os.waitpid(pid, 0)
         finally:
-            loop.remove_reader(fd)
-        data = os.read(fd, 4096)
-        if not data:
-            return
-        *lines, rest = (rest + data.decode(errors="replace")).split("\n")
-        said += [line for line in lines if line]
-
-
-def _pid(said: list[str]) -> int:
-    return next((int(line[1:]) for line in said if line[0] == "P"), 0)
-
-
-def _started(said: list[str]) -> int:
-    """The guest's pid. Raises LaunchFailed with what the helper complained about."""
-    if "R" in said and _pid(said):
-        return _pid(said)
-    for line in said:
-        if line.startswith("E\t"):
-            _, step, number, detail = line.split("\t", 3)
-            code = int(number)
-            raise LaunchFailed(
-                f"step {step} failed: {os.strerror(code)}{f' ({detail})' if detail else ''}",
-                hint=_HINTS.get((step, code), "`skerry doctor` checks what this machine can do"),
-                detail={"step": step, "errno": errno.errorcode.get(code, str(code)), "what": detail},
-            )
-    raise LaunchFailed(
-        "the native helper died while it built the environment", hint="look at the kernel's log"
-    )
-
-
-def _reap(pid: int) -> None:
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
+            child.close()

@@ -14,11 +14,15 @@ import os
 import struct
 
 # The numbers are the same on every architecture that CPython runs on: calls this new share one table.
-_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
+_OPEN_TREE, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 430, 431, 432, 442
 _SET_FLAG, _SET_STRING, _CMD_CREATE = 0, 1, 6
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 
-NOSUID, NODEV, NOATIME = 0x2, 0x4, 0x10
+_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE, _TREE_CLONE = -100, 0x1000, 0x8000, 1
+_IDMAP, _PRIVATE = 0x100000, 1 << 18
+_MOUNT_ATTR = struct.Struct("=4Q")
+
+RDONLY, NOSUID, NODEV, NOATIME = 0x1, 0x2, 0x4, 0x10
 
 _LOOP_CONFIGURE, _LOOP_CTL_REMOVE, _LOOP_CTL_GET_FREE = 0x4C0A, 0x4C81, 0x4C82
 _LO_FLAGS_AUTOCLEAR = 4
@@ -58,6 +62,28 @@ def mount_detached(kind: str, source: str, options: dict[str, str | None], attri
         raise
     finally:
         os.close(context)
+
+
+def copy_tree(path: str, attributes: int, *, recursive: bool) -> int:
+    """A detached copy of what is mounted at `path`. What is mounted there later does not appear in it."""
+    below = _AT_RECURSIVE if recursive else 0
+    fd = _call(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), _TREE_CLONE | os.O_CLOEXEC | below)
+    try:
+        _set_attributes(fd, below, attributes, _PRIVATE, 0)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def map_ids(mount: int, user_namespace: int) -> None:
+    """Let the files of a detached copy belong to the users of that namespace. Raises OSError where it cannot."""
+    _set_attributes(mount, 0, _IDMAP, 0, user_namespace)
+
+
+def _set_attributes(fd: int, flags: int, attributes: int, propagation: int, user_namespace: int) -> None:
+    wanted = _MOUNT_ATTR.pack(attributes, 0, propagation, user_namespace)
+    _call(_MOUNT_SETATTR, fd, b"", _AT_EMPTY_PATH | flags, wanted, len(wanted))
 
 
 def _messages(context: int) -> str:

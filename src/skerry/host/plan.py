@@ -1,10 +1,14 @@
-"""The list of steps that makes an environment: all policy of the namespace backend, as data for native/launch.c."""
+"""The lists of steps that make an environment: all policy of the namespace backend, as data for native/launch.c.
+
+There are two. `blank_steps` makes what every environment has: namespaces, /dev and /proc. `Plan` makes it one with an
+image, a workspace and limits. The first can be done before anybody asks for an environment.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from skerry.errors import LaunchFailed
 from skerry.host.launcher import Step, encode_steps
@@ -45,8 +49,11 @@ RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_SIGPENDING, RLIMIT_MSGQUEUE = 4, 7, 11, 12
 NO_DUMPS = "1"
 """Of RLIMIT_CORE. 0 would only keep files from being written: a core_pattern with a pipe is run all the same."""
 GUEST_FDS = 16384
-WORKSPACE_SLOT = 63
-"""The last of the helper's slots for mount trees."""
+
+FILTER_SLOT = 0
+FIRST_TREE_SLOT = 1
+LAST_SLOT = 63
+"""Of the helper: for the seccomp program, then the trees of the image, then the workspace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +64,22 @@ class Root:
     binds: tuple[tuple[str, str], ...] = ()
     """(source, target)"""
 
+    @property
+    def sources(self) -> list[tuple[str, bool]]:
+        """(path on the host, whether with what is mounted below), the tree first."""
+        return [(self.tree, False), *((source, os.path.isdir(source)) for source, _ in self.binds)]
+
+    @property
+    def shared(self) -> list[str]:
+        """The parts that an environment cannot have for its own: see `own` in native/launch.c."""
+        return [source for source, _ in self.binds if _holds_mounts(source)]
+
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """One of: a mount that the daemon prepared, a directory of the host, or memory."""
+    """One of: a file system of its own, of which a subdirectory is seen; a directory of the host; or memory."""
 
-    mount_fd: int | None = None
-    mount_subdirectory: str = ""
+    volume: str | None = None
     directory: str | None = None
     memory: int = 0
 
@@ -73,59 +89,37 @@ class Plan:
     root: Root
     workspace: Workspace
     limits: Limits
-    uid_base: int | None
-    """The first id of the host's range; None: without root, a single user."""
-    tasks_files: list[str] = field(default_factory=list)
-    cgroup: str | None = None
+    rootful: bool
+    """The trees come from the daemon, as descriptors; else the helper finds them by their names."""
     rlimits: bool = False
     """Without cgroups: what rlimits can do must do."""
 
     def encode(self) -> bytes:
-        """The steps as the helper reads them. What only depends on the image is made once and kept."""
-        sources, view = _view(self.root)
-        return b"".join(
-            (encode_steps(self._process()), sources, encode_steps(self._own_sources()), view, self._rest())
-        )
+        """The steps as the helper reads them. What only depends on the image is made once and kept.
+
+        Descriptors to send along: the seccomp program; if rootful, `root.sources` and the workspace's volume.
+        """
+        parts = [] if self.rootful else [_named_sources(self.root), encode_steps(self._own_sources())]
+        return b"".join([*parts, _view(self.root), self._rest()])
 
     def _rest(self) -> bytes:
         return encode_steps(
             [
                 *self._writable(),
-                ("seal", "dev"),
                 ("pivot",),
-                ("hostname", "skerry"),
-                ("loopback",),
-                ("rlimit", str(RLIMIT_CORE), NO_DUMPS),
-                ("rlimit", str(RLIMIT_NOFILE), str(GUEST_FDS)),
-                ("rlimit", str(RLIMIT_SIGPENDING), str(_PENDING_SIGNALS)),
-                ("rlimit", str(RLIMIT_MSGQUEUE), str(_MESSAGE_QUEUES)),
                 # Late, so that an idle environment is not charged for what its mounts cost the kernel.
                 ("join",),
                 ("drop", str(UID), str(GID), str(CAPABILITIES_KEPT if self.rootful else 0)),
                 ("allow", "/", "ro"),
                 *(("allow", path, "rw") for path in ("/workspace", "/tmp", "/dev", "/proc", RUN)),  # noqa: S108
-                ("confine",),
+                ("confine", str(FILTER_SLOT)),
                 self._guest(),
             ]
         )
 
-    @property
-    def rootful(self) -> bool:
-        return self.uid_base is not None
-
-    def _process(self) -> list[Step]:
-        if self.uid_base is not None:
-            ids = f"0 {self.uid_base} 65536"
-            steps: list[Step] = [("mode", "rootful"), ("map", ids, ids)]
-        else:
-            steps = [("mode", "rootless"), ("map", f"{UID} {os.geteuid()} 1", f"{GID} {os.getegid()} 1")]
-        if self.cgroup:
-            steps.append(("cgroup", self.cgroup))
-        return steps + [("tasks", path) for path in self.tasks_files]
-
     def _own_sources(self) -> list[Step]:
         directory = self.workspace.directory
-        return [] if directory is None else [("tree", str(WORKSPACE_SLOT), directory, "")]
+        return [] if directory is None else [("tree", str(LAST_SLOT), directory, "")]
 
     def _writable(self) -> list[Step]:
         limits = self.limits
@@ -139,12 +133,11 @@ class Plan:
             ("tmpfs", "tmp", f"mode=1777,size={temporary},{inodes}", ""),
             ("tmpfs", RUN.lstrip("/"), f"{owner},mode=0700,size=4m,nr_inodes=512", "noexec"),
         ]
-        if self.workspace.mount_fd is not None:
-            steps.append(
-                ("mountfd", str(self.workspace.mount_fd), "workspace", self.workspace.mount_subdirectory)
-            )
+        if self.workspace.volume is not None:
+            slot = FIRST_TREE_SLOT + len(self.root.sources)
+            steps.append(("volume", str(slot), "workspace", self.workspace.volume))
         elif self.workspace.directory is not None:
-            steps.append(("place", str(WORKSPACE_SLOT), "workspace"))
+            steps.append(("place", str(LAST_SLOT), "workspace"))
         else:
             size = f"size={self.workspace.memory},nr_inodes={limits.inodes + 1}"  # one is its root
             steps.append(("tmpfs", "workspace", f"{owner},mode=0755,{size}", ""))
@@ -167,39 +160,85 @@ class Plan:
         )
 
 
+def blank_steps(uid_base: int | None, tasks_files: list[str], cgroup: str | None) -> bytes:
+    """What comes before everything that depends on an image or a policy.
+
+    `uid_base` is the first id of the host's range; None: without root, a single user.
+    """
+    if uid_base is not None:
+        ids = f"0 {uid_base} 65536"
+        process: list[Step] = [("mode", "rootful"), ("map", ids, ids)]
+    else:
+        process = [("mode", "rootless"), ("map", f"{UID} {os.geteuid()} 1", f"{GID} {os.getegid()} 1")]
+    if cgroup:
+        process.append(("cgroup", cgroup))
+    process += [("tasks", path) for path in tasks_files]
+    return encode_steps(process) + _stage()
+
+
+@functools.cache
+def _stage() -> bytes:
+    devices = list(enumerate(_DEVICES))
+    return encode_steps(
+        [
+            *(("tree", str(slot), f"/dev/{name}", "dev") for slot, name in devices),
+            ("stage",),
+            ("dir", "dev", "0755"),
+            ("dir", "proc", "0555"),
+            ("tmpfs", "dev", "mode=0755,size=64k,nr_inodes=64", "noexec"),
+            *(("file", f"dev/{name}", "") for name in _DEVICES),
+            *(("symlink", f"dev/{name}", target) for name, target in _LINKS),
+            ("dir", "dev/pts", "0755"),
+            ("dir", "dev/shm", "0755"),
+            *(("place", str(slot), f"dev/{name}") for slot, name in devices),
+            ("devpts", "dev/pts", str(_TERMINALS)),
+            ("seal", "dev"),
+            ("proc", "proc"),
+            *(("sysctl", f"user/max_inotify_{name}", str(value)) for name, value in _INOTIFY.items()),
+            *(("mask", f"proc/{name}") for name in _MASKED),
+            *(("readonly", f"proc/{name}") for name in _READ_ONLY),
+            ("hostname", "skerry"),
+            ("loopback",),
+            ("rlimit", str(RLIMIT_CORE), NO_DUMPS),
+            ("rlimit", str(RLIMIT_NOFILE), str(GUEST_FDS)),
+            ("rlimit", str(RLIMIT_SIGPENDING), str(_PENDING_SIGNALS)),
+            ("rlimit", str(RLIMIT_MSGQUEUE), str(_MESSAGE_QUEUES)),
+        ]
+    )
+
+
 @functools.lru_cache(maxsize=32)
-def _view(root: Root) -> tuple[bytes, bytes]:
-    """(where its parts come from, how they are put together), for one image."""
-    # (source, target, flags); the index is the slot. Files of an image belong to the environment's users, files of
-    # the host stay nobody's.
-    trees = [(root.tree, "", "ro,idmap")]
-    for source, target in root.binds:
-        trees.append((source, target, "ro,rec" if os.path.isdir(source) else "ro"))
-    trees += [(f"/dev/{name}", f"dev/{name}", "dev") for name in _DEVICES]
-    if len(trees) > WORKSPACE_SLOT:
-        raise LaunchFailed(f"the image has {len(trees)} parts, more than {WORKSPACE_SLOT}")
-    sources: list[Step] = [
-        ("tree", str(slot), source, flags) for slot, (source, _, flags) in enumerate(trees)
-    ]
-    places: dict[str, Step] = {
-        target: ("place", str(slot), target) for slot, (_, target, _) in enumerate(trees)
-    }
-    view: list[Step] = [
-        ("newroot", "0"),
-        *(places[target] for _, target in root.binds),
-        ("tmpfs", "dev", "mode=0755,size=64k,nr_inodes=64", "noexec"),
-        *(("file", f"dev/{name}", "") for name in _DEVICES),
-        *(("symlink", f"dev/{name}", target) for name, target in _LINKS),
-        ("dir", "dev/pts", "0755"),
-        ("dir", "dev/shm", "0755"),
-        *(places[f"dev/{name}"] for name in _DEVICES),
-        ("devpts", "dev/pts", str(_TERMINALS)),
-        ("proc", "proc"),
-        *(("sysctl", f"user/max_inotify_{name}", str(value)) for name, value in _INOTIFY.items()),
-        *(("mask", f"proc/{name}") for name in _MASKED),
-        *(("readonly", f"proc/{name}") for name in _READ_ONLY),
-    ]
-    return encode_steps(sources), encode_steps(view)
+def _named_sources(root: Root) -> bytes:
+    """For a helper that finds the parts of an image by itself."""
+    return encode_steps(
+        ("tree", str(slot), path, "ro,rec" if below else "ro")
+        for slot, (path, below) in enumerate(root.sources, FIRST_TREE_SLOT)
+    )
+
+
+@functools.lru_cache(maxsize=32)
+def _view(root: Root) -> bytes:
+    """How the parts of one image are put together."""
+    if FIRST_TREE_SLOT + len(root.sources) >= LAST_SLOT:
+        raise LaunchFailed(f"the image has {len(root.sources)} parts, which is too many")
+    binds = list(enumerate((target.lstrip("/") for _, target in root.binds), FIRST_TREE_SLOT + 1))
+    return encode_steps(
+        [
+            ("newroot", str(FIRST_TREE_SLOT)),
+            ("own", "."),
+            *(("place", str(slot), target) for slot, target in binds),
+            *(("own", target.lstrip("/")) for source, target in root.binds if not _holds_mounts(source)),
+            ("move", "dev"),
+            ("move", "proc"),
+        ]
+    )
+
+
+def _holds_mounts(source: str) -> bool:
+    """An overlay shows neither what is mounted below a directory nor a single file."""
+    with open("/proc/self/mountinfo") as file:
+        points = [line.split(" ")[4] for line in file]
+    return not os.path.isdir(source) or any(point.startswith(f"{source}/") for point in points)
 
 
 def probe_steps() -> bytes:

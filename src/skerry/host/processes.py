@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 
 
@@ -45,6 +46,10 @@ class Handle:
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.fd, signal.SIGKILL)
+
+    def ended(self, seconds: float = 0.0) -> bool:
+        """Whether it has ended, or does so while we wait for that long."""
+        return bool(select.select([self.fd], [], [], seconds)[0])
 
     async def wait(self) -> None:
         """Return when it has ended, having reaped it if it is a child of ours."""

@@ -32,10 +32,10 @@ from skerry.errors import (
     SkerryError,
 )
 from skerry.guest.channel import Channel
+from skerry.ids import LENGTH
 from skerry.images.store import Image, ImageStore
 from skerry.manager.commands import base_variables, check_variables
 from skerry.manager.executions import Executions
-from skerry.manager.ids import LENGTH, new_id
 from skerry.manager.reaper import Clock, Lease, Reaper
 from skerry.models import EnvironmentInfo, Outcome, State, Usage
 from skerry.policy import Policy, seconds
@@ -164,7 +164,7 @@ class EnvironmentManager:
         backend, capabilities = self._registry.pick(policy.isolation)
         now = time.time()
         environment = Environment(
-            id=self._new_id(),
+            id=backend.reserve(),
             name=name,
             image=found,
             policy=policy,
@@ -398,12 +398,6 @@ class EnvironmentManager:
     def _gone(self, environment: Environment) -> EnvironmentEnded:
         reason = environment.reason or "deleted"
         return EnvironmentEnded(f"environment {environment.id} has ended: {reason}", hint="create a new one")
-
-    def _new_id(self) -> str:
-        while True:
-            found = new_id()
-            if found not in self._live and found not in self._ended:
-                return found
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from skerry.backends.base import Sample
 from skerry.errors import Conflict, GuestFailed, InvalidRequest, SkerryError
 from skerry.guest.channel import Exit, GuestProcess
+from skerry.ids import new_id
 from skerry.manager.commands import Command
-from skerry.manager.ids import new_id
 from skerry.manager.output import STDERR, STDOUT, Entry, Kept, Tap, joined
 from skerry.models import ExecutionInfo, ExecutionResult, Outcome, Usage
 

@@ -1,0 +1,136 @@
+"""Environments before anybody has asked for them: namespaces, cgroups and an id, no image, no limits, no guest.
+
+Half the cost of a start does not depend on what is started. So a few of these are kept ready, each complete in itself
+(a process waiting for the rest of its steps, a directory, cgroups, a range of user ids) and good for one use. Whether
+an environment came from one that was ready or had to make its own, the steps are the same. One that is not used ends
+with the daemon, whatever way that ends: its process goes when its socket does, and its names are leftovers then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from dataclasses import dataclass
+
+from skerry.backends.instances import InstanceDirectory
+from skerry.errors import SkerryError
+from skerry.host import plan, uids
+from skerry.host.cgroups import Cgroup, CgroupManager
+from skerry.host.launcher import Helper, Launch
+from skerry.ids import new_id
+
+READY = 4
+REFILL_AFTER = 0.02
+"""Seconds from a use to the making of new ones, so that they do not hold up the first command."""
+
+@dataclass(eq=False, slots=True)
+class Blank:
+    """One of them. Whoever has it must `end` it, or have its guest kept and `close` it."""
+
+    id: str
+    directory: InstanceDirectory
+    cgroup: Cgroup
+    uid_base: int | None
+    launch: Launch
+    user_namespace: int
+    """A descriptor; -1 without root."""
+
+    def end(self) -> None:
+        """Remove every trace."""
+        self.launch.end()
+        self.close()
+        self.cgroup.kill()
+        self.cgroup.remove()
+        if self.uid_base is not None:
+            uids.release(self.uid_base)
+        self.directory.remove()
+
+    def close(self) -> None:
+        """Let go of what only a start needs."""
+        if self.user_namespace >= 0:
+            os.close(self.user_namespace)
+            self.user_namespace = -1
+
+
+class Blanks:
+    """Makes them, and keeps some ready."""
+
+    def __init__(self, instances: str, helper: Helper, cgroups: CgroupManager) -> None:
+        self._instances = instances
+        self._helper = helper
+        self._cgroups = cgroups
+        self._rootful = os.geteuid() == 0
+        self._ready: dict[str, Blank] = {}
+        self._reserved: dict[str, Blank] = {}
+        self._refilling: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def __contains__(self, id_: str) -> bool:
+        """Whether it is one that nobody has asked for."""
+        return id_ in self._ready
+
+    def reserve(self) -> str:
+        """An id for `take`: that of one which is ready, if any is."""
+        while self._ready:
+            id_, blank = self._ready.popitem()
+            if not blank.launch.ended():
+                self._reserved[id_] = blank
+                return id_
+            blank.end()
+        return new_id()
+
+    async def take(self, id_: str) -> Blank:
+        """The one that was reserved, or a new one. Raises LaunchFailed, LimitReached, DiskFull."""
+        blank = self._reserved.pop(id_, None) or await self._make(id_)
+        if self._refilling is None and not self._closed:
+            self._refilling = asyncio.create_task(self._refill())
+        return blank
+
+    def forget(self, id_: str) -> None:
+        """Remove one that was reserved and is not wanted any more; unknown ids are fine."""
+        if (blank := self._reserved.pop(id_, None)) is not None:
+            blank.end()
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._refilling is not None:
+            self._refilling.cancel()
+            await asyncio.wait((self._refilling,))
+        for blank in (*self._ready.values(), *self._reserved.values()):
+            blank.end()
+        self._ready.clear()
+        self._reserved.clear()
+
+    async def _refill(self) -> None:
+        try:
+            await asyncio.sleep(REFILL_AFTER)
+            while len(self._ready) < READY:
+                blank = await self._make(new_id())
+                self._ready[blank.id] = blank
+        except SkerryError:
+            pass  # the next start will meet the same, and say it to its caller
+        finally:
+            self._refilling = None
+
+    async def _make(self, id_: str) -> Blank:
+        directory = InstanceDirectory(self._instances, id_)
+        with contextlib.ExitStack() as undo:
+            directory.make()
+            undo.callback(directory.remove)
+            cgroup = self._cgroups.create(id_)
+            undo.callback(cgroup.remove)
+            uid_base = uids.claim() if self._rootful else None
+            if uid_base is not None:
+                undo.callback(uids.release, uid_base)
+            with directory.listen() as listener:
+                launch = Launch(self._helper, listener.fileno())
+            undo.callback(launch.end)
+            launch.send(plan.blank_steps(uid_base, cgroup.join.tasks_files, cgroup.join.into_dir))
+            await launch.done()
+            user_namespace = -1
+            if uid_base is not None:
+                uids.settle(uid_base, launch.pid)
+                user_namespace = os.open(f"/proc/{launch.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+            undo.pop_all()
+        return Blank(id_, directory, cgroup, uid_base, launch, user_namespace)
