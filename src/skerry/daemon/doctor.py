@@ -30,6 +30,7 @@ from skerry.host.launcher import Helper, try_steps
 from skerry.host.readback import landlock
 from skerry.host.volumes import Volumes
 from skerry.images.store import ImageStore
+from skerry.models import Enforcement
 from skerry.policy import Limits, Policy, format_size
 from skerry.settings import Home
 
@@ -67,7 +68,7 @@ def _checks(home: Home) -> Iterator[Check]:
     yield _guarded("home", FAILURE, lambda: _home(home))
     yield _guarded("disk workspaces", WARNING, _volumes)
     yield _image_tools()
-    yield _guarded("environment", FAILURE, _environment)
+    yield from _environment()
 
 
 def _guarded(name: str, otherwise: str, check: Callable[[], Check]) -> Check:
@@ -195,18 +196,30 @@ def _image_tools() -> Check:
     return Check("image building", OK, "mmdebstrap is there")
 
 
-def _environment() -> Check:
-    with tempfile.TemporaryDirectory(prefix="skerry-doctor-") as directory:
-        seconds = asyncio.run(_start_one(directory))
-    return Check("environment", OK, f"started, ran a command and removed in {seconds * 1000:.0f} ms")
+def _environment() -> Iterator[Check]:
+    """A real one, and what it says of itself where only trying tells."""
+    enforced: dict[str, Enforcement] = {}
+
+    def start() -> Check:
+        with tempfile.TemporaryDirectory(prefix="skerry-doctor-") as directory:
+            seconds = asyncio.run(_start_one(directory, enforced))
+        return Check("environment", OK, f"started, ran a command and removed in {seconds * 1000:.0f} ms")
+
+    yield _guarded("environment", FAILURE, start)
+    if (row := enforced.get("shared_files")) is not None:
+        if row.enforced:
+            yield Check("overlay", OK, "shared files have locks and watches of their own in each environment")
+        else:
+            yield Check("overlay", WARNING, row.by, "Linux 5.11 or newer, and no mounts below /usr")
 
 
-async def _start_one(directory: str) -> float:
+async def _start_one(directory: str, enforced: dict[str, Enforcement]) -> float:
     backend = NamespaceBackend(directory)
     began = time.monotonic()
     try:
         image = ImageStore(Path(directory, "images")).get("host")
-        await backend.start(InstanceSpec(ENVIRONMENT_ID, image, Policy(workspace="memory")))
+        instance = await backend.start(InstanceSpec(ENVIRONMENT_ID, image, Policy(workspace="memory")))
+        enforced |= {row.name: row for row in instance.enforced}
         channel = await Channel.open(await backend.connect(ENVIRONMENT_ID))
         process = await channel.start(Start(argv=["/bin/sh", "-c", "exit 0"]))
         end = await process.wait()
