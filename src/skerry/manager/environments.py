@@ -134,6 +134,12 @@ class EnvironmentManager:
                 log.warning("sweep", environment=environment_id, backend=backend.name)
                 await backend.stop(environment_id)
 
+    def ready(self) -> str:
+        """The isolation that an environment gets now. Raises DaemonUnavailable, IsolationUnavailable."""
+        if self._closing:
+            raise DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
+        return self._registry.pick(Policy().isolation)[1].isolation
+
     async def create(
         self,
         *,
