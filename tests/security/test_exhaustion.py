@@ -11,6 +11,7 @@ import shlex
 from collections import Counter
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -446,13 +447,16 @@ def test_one_execution_too_many(client: skerry.Client, neighbour: skerry.Environ
         async with (
             skerry.AsyncClient(client.transport.home.path) as other,
             skerry.AsyncEnvironment(memory="512m", pids=1024, workspace="memory", client=other) as env,
+            AsyncExitStack() as stack,
         ):
-            running = [await env.start(["cat"], stdin=True) for _ in range(RUNNING_MAX)]
+            first, *others = [
+                await stack.enter_async_context(await env.start(["cat"], stdin=True))
+                for _ in range(RUNNING_MAX)
+            ]
             for call in (env.run(["true"]), env.execute("true"), env.start(["true"])):
                 await refused(call)
             await env.files.write("beside", "them")
             works(neighbour)
-            first, *others = running
             await first.kill()
             await first.wait()
             assert (await env.run(["cat", "beside"])).stdout == "them"
@@ -462,7 +466,5 @@ def test_one_execution_too_many(client: skerry.Client, neighbour: skerry.Environ
             results = [await process.wait() for process in others]
             assert [result.stdout for result in results] == [str(number) for number in range(len(others))]
             assert all(result.ok for result in results)
-            for process in running:
-                await process.close()
 
     asyncio.run(work())
