@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +21,8 @@ from skerry.manager.executions import RUNNING_MAX
 from skerry.policy import MIB
 from tests import support
 from tests.integration.daemon import Connection
+from tests.security.box import Boxes
+from tests.security.conftest import Mutate
 
 PYTHON = ["python3", "-I", "-S", "-c"]
 MEMORY = 96 * MIB
@@ -384,6 +385,17 @@ def test_the_output_limit_is_the_callers(env: skerry.Environment) -> None:
         env.run(["true"], output_limit=1 << 40)
 
 
+def test_the_guest_itself_cuts_output(boxes: Boxes, mode: str, mutate: Mutate) -> None:
+    """What nobody will keep does not even reach the daemon, which would cut it too."""
+    argv = ["head", "-c", "3000000", "/dev/zero"]
+    assert len(boxes(mode).run(argv, output_limit=70000).stdout) == 70000
+    careless = mutate(
+        ("process.c", " && s->total < p->limit;", ";"),
+        ("process.c", "if (p->limit - s->total < most)", "if (0)"),
+    )
+    assert len(boxes(mode, helper=careless).run(argv, output_limit=70000).stdout) == 3000000
+
+
 # Requests
 
 
@@ -437,12 +449,6 @@ def test_a_flood_of_executions_is_turned_away(env: skerry.Environment, client: s
 def test_one_execution_too_many(client: skerry.Client, neighbour: skerry.Environment) -> None:
     """It gets 429, by every way to run something; those that run go on, and one that ends makes room."""
 
-    async def refused(call: Coroutine[Any, Any, object]) -> None:
-        with pytest.raises(skerry.Busy, match=f"{RUNNING_MAX} executions are running") as caught:
-            await call
-        assert caught.value.hint
-        assert (caught.value.status, caught.value.retryable) == (429, True)
-
     async def work() -> None:
         async with (
             skerry.AsyncClient(client.transport.home.path) as other,
@@ -453,8 +459,16 @@ def test_one_execution_too_many(client: skerry.Client, neighbour: skerry.Environ
                 await stack.enter_async_context(await env.start(["cat"], stdin=True))
                 for _ in range(RUNNING_MAX)
             ]
-            for call in (env.run(["true"]), env.execute("true"), env.start(["true"])):
-                await refused(call)
+            calls: list[Callable[[], Awaitable[object]]] = [
+                lambda: env.run(["true"]),
+                lambda: env.execute("true"),
+                lambda: env.start(["true"]),
+            ]
+            for call in calls:
+                with pytest.raises(skerry.Busy, match=f"{RUNNING_MAX} executions are running") as caught:
+                    await call()
+                assert caught.value.hint
+                assert (caught.value.status, caught.value.retryable) == (429, True)
             await env.files.write("beside", "them")
             works(neighbour)
             await first.kill()
