@@ -38,13 +38,13 @@ class _Keepers(dict[str, Keeper]):
         if other:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="skerry-test-", dir="/tmp"))
             nobody = support.Nobody(home, *support.python_for_nobody(Path(folder)))
-            argv, env = nobody.argv([nobody.python]), nobody.env
+            argv, env, cwd = nobody.argv([nobody.python]), nobody.env, str(home)
         else:
             # Further groups, which are not to be seen inside.
             more = ["setpriv", "--groups=0,1234"] if os.geteuid() == 0 else []
-            argv, env = [*more, sys.executable], {**os.environ, "SKERRY_HOME": str(home)}
+            argv, env, cwd = [*more, sys.executable], {**os.environ, "SKERRY_HOME": str(home)}, os.getcwd()
         # As text, since the file may be out of the other user's reach.
-        keeper = Keeper([*argv, "-c", KEEPER.read_text(), str(home)], env, str(home))
+        keeper = Keeper([*argv, "-c", KEEPER.read_text(), str(home)], env, cwd)
         self._stack.callback(keeper.close)
         self[mode] = keeper
         return keeper
