@@ -36,5 +36,7 @@ def configure() -> None:
     logging.captureWarnings(True)
 
 
-def _add_component(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def _add_component(
+    logger: object, method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
     return {**event, "component": event["_record"].name}

@@ -72,7 +72,6 @@ class Environment:
     uses: int = 0
     """Calls under way that are not executions."""
     instance: Instance | None = None
-    enforced: list[Enforcement] = field(default_factory=list)
     executions: Executions | None = None
     creating: asyncio.Task[None] | None = None
     ending: asyncio.Task[None] | None = None
@@ -99,7 +98,6 @@ class Environment:
             network=self.policy.network,
             workspace=self.policy.workspace if self.instance is None else self.instance.workspace,
             limits=asdict(self.policy.limits),
-            enforced=[row.to_dict() for row in self.enforced],
             ended_reason=self.reason if self.state is State.ENDED else "",
         )
 
@@ -113,7 +111,7 @@ class EnvironmentManager:
         images: ImageStore,
         *,
         clock: Clock | None = None,
-        open_channel: Callable[[socket], Awaitable[Channel]] = Channel.open,
+        open_channel: Callable[[socket], Awaitable[Channel]] = Channel.begin,
     ) -> None:
         self._registry = registry
         self._images = images
@@ -255,6 +253,11 @@ class EnvironmentManager:
         self._reaper.watch(environment.id, environment.lease)
         return environment.expires_at
 
+    def enforced(self, ref: str) -> list[Enforcement]:
+        """Every limit and protection as the kernel says it is now; nothing any more for one that has ended."""
+        environment = self.find(ref)
+        return environment.backend.enforced(environment.id) if environment.state is State.RUNNING else []
+
     async def usage(self, ref: str) -> Usage:
         """What the kernel has counted; nothing any more for one that has ended."""
         environment = self.find(ref)
@@ -303,13 +306,7 @@ class EnvironmentManager:
         try:
             async with asyncio.timeout(START_TIMEOUT):
                 environment.instance = await environment.backend.start(spec)
-                sock = await environment.backend.connect(environment.id)
-                try:  # while the guest gets ready
-                    environment.enforced = environment.backend.enforced(environment.id)
-                except BaseException:
-                    sock.close()
-                    raise
-                channel = await self._open_channel(sock)
+                channel = await self._open_channel(await environment.backend.connect(environment.id))
         except TimeoutError as error:
             raise LaunchFailed(f"the environment did not start within {START_TIMEOUT:g} s") from error
         environment.executions = Executions(

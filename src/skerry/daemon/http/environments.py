@@ -30,12 +30,15 @@ class Create(Body):
     env: dict[Text, Text] | None = None
 
     def policy(self) -> Policy:
-        limits = self.model_dump(include={"memory", "cpus", "pids", "fds", "disk", "inodes"})
-        wanted = self.model_dump(include={"isolation", "profile", "network", "workspace"}, exclude_none=True)
+        wanted = self._given("isolation", "profile", "network", "workspace")
+        limits = self._given("memory", "cpus", "pids", "fds", "disk", "inodes")
         return Policy(**wanted, limits=Limits.parse(limits))
 
     def rest(self) -> dict[str, Any]:
-        return self.model_dump(include={"image", "name", "lifetime", "idle", "env"}, exclude_none=True)
+        return self._given("image", "name", "lifetime", "idle", "env")
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class Heartbeat(Body):
@@ -59,6 +62,7 @@ def routes(manager: EnvironmentManager) -> APIRouter:
     @router.get("/{ref}")
     async def inspect(ref: str) -> Response:
         info = manager.find(ref).info.to_dict()
+        info["enforced"] = [row.to_dict() for row in manager.enforced(ref)]
         return reply({**info, "usage": (await manager.usage(ref)).to_dict()})
 
     @router.delete("/{ref}")
