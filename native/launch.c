@@ -27,6 +27,7 @@
  *   seal PATH                    what is mounted there becomes read-only
  *   pivot
  *   hostname NAME, loopback, rlimit NUMBER VALUE
+ *   bound                        nothing that is executed from now on can have a capability
  *   drop UID GID CAPABILITIES    the mask of those to keep
  *   allow PATH ro|rw             a Landlock rule
  *   confine SLOT                 no_new_privs, Landlock with these rules, the seccomp program
@@ -439,15 +440,19 @@ static void set_capabilities(uint32_t keep)
     check(syscall(SYS_capset, &header, data), "drop", "capset");
 }
 
+static void bound(void)
+{
+    for (int cap = 0; cap <= 63; cap++)
+        if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0 && errno != EINVAL)
+            fail("bound", "bounding set");
+    /* Nothing that runs from now on gains or loses capabilities by being or becoming root. */
+    check(prctl(PR_SET_SECUREBITS, SECUREBITS_NOTHING, 0, 0, 0), "bound", "securebits");
+}
+
 static void drop(const struct cursor *c)
 {
     uid_t uid = (uid_t)number("drop", c->argv[1]);
     gid_t gid = (gid_t)number("drop", c->argv[2]);
-    for (int cap = 0; cap <= 63; cap++)
-        if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0 && errno != EINVAL)
-            fail("drop", "bounding set");
-    /* Nothing that runs from now on gains or loses capabilities by being or becoming root. */
-    check(prctl(PR_SET_SECUREBITS, SECUREBITS_NOTHING, 0, 0, 0), "drop", "securebits");
     if (rootful)
         check(setgroups(0, NULL), "drop", "setgroups");
     check(setresgid(gid, gid, gid), "drop", "setresgid");
@@ -611,6 +616,8 @@ static void execute(struct cursor *c)
         loopback();
     else if (is(c, "rlimit", 2))
         limit(c);
+    else if (is(c, "bound", 0))
+        bound();
     else if (is(c, "drop", 3))
         drop(c);
     else if (is(c, "allow", 2))

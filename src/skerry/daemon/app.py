@@ -26,7 +26,7 @@ from skerry.settings import Home
 BACKENDS: dict[str, Callable[[str], Backend]] = {"namespace": NamespaceBackend, "fake": FakeBackend}
 IDLE_LOOK = 1.0
 
-log = structlog.get_logger("skerry.daemon")
+log = structlog.get_logger(component="daemon")
 
 
 def make_registry(home: Home, backend: str | None) -> Registry:

@@ -28,7 +28,7 @@ LOCK_SECONDS = 20.0
 KEEP_ALIVE = 300
 GRACE_SECONDS = 5
 
-log = structlog.get_logger("skerry.daemon")
+log = structlog.get_logger(component="daemon")
 
 
 class Http(HttpToolsProtocol):

@@ -107,8 +107,6 @@ class Plan:
             [
                 *self._writable(),
                 ("pivot",),
-                # Late, so that an idle environment is not charged for what its mounts cost the kernel.
-                ("join",),
                 ("drop", str(UID), str(GID), str(CAPABILITIES_KEPT if self.rootful else 0)),
                 ("allow", "/", "ro"),
                 *(("allow", path, "rw") for path in ("/workspace", "/tmp", "/dev", "/proc", RUN)),  # noqa: S108
@@ -203,6 +201,9 @@ def _stage() -> bytes:
             ("rlimit", str(RLIMIT_NOFILE), str(GUEST_FDS)),
             ("rlimit", str(RLIMIT_SIGPENDING), str(_PENDING_SIGNALS)),
             ("rlimit", str(RLIMIT_MSGQUEUE), str(_MESSAGE_QUEUES)),
+            ("bound",),
+            # Late, so that an idle environment is not charged for what its namespaces cost the kernel.
+            ("join",),
         ]
     )
 
@@ -234,6 +235,7 @@ def _view(root: Root) -> bytes:
     )
 
 
+@functools.lru_cache(maxsize=32)
 def _holds_mounts(source: str) -> bool:
     """An overlay shows neither what is mounted below a directory nor a single file."""
     with open("/proc/self/mountinfo") as file:

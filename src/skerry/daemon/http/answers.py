@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from skerry.errors import SkerryError
 
-log = structlog.get_logger("skerry.daemon")
+log = structlog.get_logger(component="daemon")
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 WATCH_AFTER = 0.05
 """Seconds before anybody looks whether the client is still there: most executions have ended by then."""

@@ -69,12 +69,15 @@ class Create(Body):
     """Variables of everything that runs in it."""
 
     def policy(self) -> Policy:
-        limits = self.model_dump(include={"memory", "cpus", "pids", "fds", "disk", "inodes"})
-        wanted = self.model_dump(include={"isolation", "profile", "network", "workspace"}, exclude_none=True)
+        wanted = self._given("isolation", "profile", "network", "workspace")
+        limits = self._given("memory", "cpus", "pids", "fds", "disk", "inodes")
         return Policy(**wanted, limits=Limits.parse(limits))
 
     def rest(self) -> dict[str, Any]:
-        return self.model_dump(include={"image", "name", "lifetime", "idle", "env"}, exclude_none=True)
+        return self._given("image", "name", "lifetime", "idle", "env")
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class Heartbeat(Body):
@@ -124,6 +127,7 @@ def _cursor(after: str) -> tuple[float, str]:
 
 async def inspect(call: Call, environment_id: str) -> Response:
     info = call.manager.find(environment_id).info.to_dict()
+    info["enforced"] = [row.to_dict() for row in call.manager.enforced(environment_id)]
     return reply({**info, "usage": (await call.manager.usage(environment_id)).to_dict()})
 
 
@@ -149,7 +153,7 @@ USAGE_EXAMPLE = {
     "io_write_bytes": 4096,
     "oom_kills": 0,
 }
-EXAMPLE = {
+DETAILS_EXAMPLE = {
     "environment_id": "k3v9x1m2p7qa",
     "state": "running",
     "image": "host",
@@ -174,7 +178,9 @@ EXAMPLE = {
     },
     "enforced": [{"name": "memory", "enforced": True, "value": "536870912", "by": "cgroup v2 memory.max"}],
     "ended_reason": "",
+    "usage": USAGE_EXAMPLE,
 }
+EXAMPLE = {key: value for key, value in DETAILS_EXAMPLE.items() if key != "usage"} | {"enforced": []}
 
 OPERATIONS = (
     Operation(
@@ -236,10 +242,11 @@ OPERATIONS = (
         path="/environments/{environment_id}",
         tag="environments",
         summary="Inspect an environment",
-        text="One that has ended is still known for a day, with the reason why.",
+        text="With what it uses, and every limit as the kernel really has it. One that has ended is still known for "
+        "a day, with the reason why.",
         handler=inspect,
         answer=schemas.EnvironmentDetails,
-        answer_example={**EXAMPLE, "usage": USAGE_EXAMPLE},
+        answer_example=DETAILS_EXAMPLE,
         errors=(EnvironmentNotFound,),
     ),
     Operation(

@@ -89,7 +89,7 @@ class Environment(EnvironmentInfo):
     state: State
     limits: Limits  # type: ignore[assignment]
     enforced: list[Enforcement]  # type: ignore[assignment]
-    """Each limit and protection as it actually is, read back from the kernel."""
+    """Each limit and protection as the kernel really has it now; only when it is inspected, else empty."""
 
 
 @shape
