@@ -218,7 +218,7 @@ def test_ls(capsys: pytest.CaptureFixture[str]) -> None:
 
     def answer(method: str, target: str, body: bytes) -> Any:
         asked.append(target)
-        return {"environments": [ENV]}
+        return {"environments": [ENV], "next": "1.5_abc" if len(asked) == 4 else None}
 
     with serving(every_request(answer)):
         main(["ls", "-q"])
@@ -230,7 +230,11 @@ def test_ls(capsys: pytest.CaptureFixture[str]) -> None:
         ]
         main(["ls", "--json"])
         assert json.loads(capsys.readouterr().out) == [ENV]
-    assert asked == ["/environments", "/environments?all=1", "/environments"]
+        main(["ls", "--state", "running", "--image", "host", "--name", "web", "-q"])
+        assert capsys.readouterr().out == "abc123abc123\n" * 2
+    filtered = "/environments?state=running&name=web&image=host"
+    assert asked[:3] == ["/environments", "/environments?all=1", "/environments"]
+    assert asked[3:] == [filtered, f"{filtered}&after=1.5_abc"]
 
 
 def test_rm(capsys: pytest.CaptureFixture[str]) -> None:

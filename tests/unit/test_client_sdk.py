@@ -128,6 +128,20 @@ def recorded(
     return seen, every_request(answer)
 
 
+def test_environments_of_every_page() -> None:
+    asked: list[str] = []
+
+    def answer(method: str, target: str, body: bytes) -> Any:
+        asked.append(target)
+        return {"environments": [INFO], "next": "1.5_abc" if len(asked) == 1 else None}
+
+    with serving(every_request(answer)), skerry.Client() as client:
+        found = client.environments(state="running", name="web", image="host")
+    assert [info.environment_id for info in found] == ["abc123abc123"] * 2
+    wanted = "/environments?state=running&name=web&image=host"
+    assert asked == [wanted, f"{wanted}&after=1.5_abc"]
+
+
 ENV = "/environments/abc123abc123"
 BASIC = {
     "POST /environments": (INFO, 201),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from typing import Annotated
 
+from pydantic import WithJsonSchema
 from starlette.responses import Response
 
 from skerry.daemon.http import schemas
@@ -18,11 +20,13 @@ from skerry.daemon.http.operations import (
     Operation,
     Parameter,
 )
-from skerry.daemon.http.requests import UPLOAD_LIMIT, Body, Encoding, Seconds, Text, decode
+from skerry.daemon.http.requests import UPLOAD_LIMIT, Body, Encoding, Length, Seconds, Signal, Text, decode
 from skerry.errors import Busy, InvalidRequest
-from skerry.manager.commands import OUTPUT_LIMIT, Command
+from skerry.manager.commands import OUTPUT_LIMIT, OUTPUT_LIMIT_MAX, Command
 from skerry.manager.output import STREAM_NAMES, Log
 from skerry.models import Outcome, encode_bytes
+
+OUTPUT_LIMITS = {"type": "integer", "minimum": 0, "maximum": OUTPUT_LIMIT_MAX}
 
 
 class Execute(Body):
@@ -36,7 +40,7 @@ class Execute(Body):
     """After this many seconds it is killed, with everything it started."""
     timeout_seconds: Seconds | None = None
     """Another name for `timeout`."""
-    output_limit: int | None = None
+    output_limit: Annotated[int, WithJsonSchema(OUTPUT_LIMITS)] | None = None
     """Bytes of each stream; what is beyond is cut and flagged."""
     stdin: Text | None = None
     stdin_encoding: Encoding = "utf-8"
@@ -66,8 +70,8 @@ class Execute(Body):
 
 
 class Terminal(Body):
-    rows: int
-    cols: int
+    rows: Length
+    cols: Length
 
 
 class Start(Body):
@@ -100,8 +104,8 @@ class Start(Body):
         )
 
 
-class Signal(Body):
-    signal: int
+class Kill(Body):
+    signal: Signal
     """Its number: 2 is SIGINT, 15 is SIGTERM."""
 
 
@@ -133,7 +137,7 @@ async def inspect(call: Call, environment_id: str, execution_id: str) -> Respons
     return reply({**execution.info.to_dict(), "result": None if result is None else result.to_dict()})
 
 
-async def signal(call: Call, environment_id: str, execution_id: str, body: Signal) -> Response:
+async def signal(call: Call, environment_id: str, execution_id: str, body: Kill) -> Response:
     call.manager.running(environment_id)[1].find(execution_id).signal(body.signal)
     return reply({})
 
@@ -268,7 +272,7 @@ OPERATIONS = (
         tag="executions",
         summary="Send a signal",
         handler=signal,
-        body=Signal,
+        body=Kill,
         body_example={"signal": 15},
         answer=schemas.Nothing,
         answer_example={},

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
-from typing_extensions import get_type_hints
+from typing_extensions import get_original_bases, get_type_hints
 
 from skerry._version import VERSION
 from skerry.daemon.http.operations import EVENTS, JSON, NDJSON, Operation, Parameter
@@ -179,8 +179,8 @@ def _answer(operation: Operation, media: str, schemas: dict[Any, Any]) -> dict[s
     if media == JSON:
         content: dict[str, Any] = {"schema": schemas[operation.answer, "serialization"]}
     elif media in (NDJSON, EVENTS):
-        # A schema describes a whole body, not a stream: that each item is JSON is said beside it.
-        content = {"schema": {"type": "string"}, "x-item-schema": schemas[operation.answer, "serialization"]}
+        # OpenAPI 3.1 has schemas of whole bodies only; that of each item of a stream stands beside.
+        content = {"x-item-schema": schemas[operation.answer, "serialization"]}
         text = json.dumps(example)
         example = f"{text}\n" if media == NDJSON else f"id: 6\nevent: output\ndata: {text}\n\n"
     else:
@@ -222,10 +222,9 @@ def _types(root: Any) -> Iterator[type]:
 def _describe(kind: type, schema: dict[str, Any]) -> None:
     """Add what the source says about each field; of a dataclass, all fields are always there."""
     properties = schema.get("properties", {})
-    for base in reversed(kind.__mro__):
-        for name, text in _attribute_docs(base).items():
-            if name in properties:
-                properties[name]["description"] = text
+    for name, text in _attribute_docs(kind).items():
+        if name in properties:
+            properties[name]["description"] = text
     for described in properties.values():
         described.pop("title", None)
     if is_dataclass(kind):
@@ -237,17 +236,20 @@ def _describe(kind: type, schema: dict[str, Any]) -> None:
             schema["description"] = inspect.cleandoc(kind.__doc__)
 
 
-def _attribute_docs(kind: type) -> dict[str, str]:
-    """The strings that follow the fields of a class in its source."""
-    if kind.__module__.partition(".")[0] != "skerry":
+def _attribute_docs(kind: Any) -> dict[str, str]:
+    """The strings that follow the fields of a class, and of those it inherits from, in its source."""
+    if not isinstance(kind, type) or kind.__module__.partition(".")[0] != "skerry":
         return {}
+    found: dict[str, str] = {}
+    for base in get_original_bases(kind):
+        found |= _attribute_docs(base)
     try:
         source = textwrap.dedent(inspect.getsource(kind))
     except OSError:
-        return {}
+        return found
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
-    return {
+    return found | {
         field.target.id: inspect.cleandoc(text.value.value)
         for field, text in pairwise(definition.body)
         if isinstance(field, ast.AnnAssign)

@@ -29,7 +29,7 @@ section.operation, section.schema { border: 1px solid var(--line); border-radius
 .path { overflow-wrap: anywhere }
 table { border-collapse: collapse; width: 100%; font-size: .925rem }
 th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line) }
-td:first-child { white-space: nowrap }
+td { overflow-wrap: anywhere } td:first-child { min-width: 4rem }
 """
 _digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 CONTENT_SECURITY_POLICY = (
@@ -108,7 +108,7 @@ def _answers(responses: dict[str, Any]) -> list[tuple[str, ...]]:
         (
             f"<code>{status}</code>",
             "<br>".join(
-                f"<code>{media}</code> {_type(each.get('x-item-schema', each['schema']))}"
+                f"<code>{media}</code> {_type(each.get('x-item-schema') or each['schema'])}"
                 for media, each in response.get("content", {}).items()
             ),
             _words(response["description"]),

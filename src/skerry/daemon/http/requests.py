@@ -28,6 +28,8 @@ Seconds = Annotated[
     float,
     WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "maximum": 365 * 86400, "title": "Seconds"}),
 ]
+Signal = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1, "maximum": 64})]
+Length = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1, "maximum": 65535})]
 Encoding = Literal["utf-8", "base64"]
 
 

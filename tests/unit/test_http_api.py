@@ -1,0 +1,166 @@
+"""The application: finding operations, and what becomes of failures."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import pytest
+from starlette.responses import Response
+
+from skerry.daemon.http import events
+from skerry.daemon.http.answers import reply
+from skerry.daemon.http.api import Api
+from skerry.daemon.http.operations import Call, Engine, Operation, Parameter
+from skerry.daemon.http.readiness import Readiness
+from skerry.errors import DaemonUnavailable
+from skerry.manager.commands import Command
+from skerry.manager.execution import Execution
+from skerry.manager.output import STDOUT, TAP_LIMIT, Entry
+from tests.unit.stubs import POLICY, StubBackend, asynchronous, make_manager
+
+
+async def echo(call: Call, **arguments: Any) -> Response:
+    return reply(arguments)
+
+
+async def broken(call: Call) -> Response:
+    raise ValueError("secret words")
+
+
+def operation(path: str, method: str = "GET", handler: Any = echo, **more: Any) -> Operation:
+    return Operation(
+        name=path, method=method, path=path, tag="", summary="", handler=handler, answer=dict, **more
+    )
+
+
+API = Api(
+    cast(Engine, None),
+    [
+        operation("/a/{x}"),
+        operation("/a/b"),
+        operation("/a/{x}/c/{y}", query=(Parameter("n", "integer", "", default=7, most=9),)),
+        operation("/broken", handler=broken),
+    ],
+)
+
+
+async def ask(path: str, query: str = "", method: str = "GET") -> tuple[int, dict[str, Any]]:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "headers": [],
+    }
+    await API(scope, receive, send)
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "expected"),
+    [
+        ("/a/b", "", {}),
+        ("/a/z", "", {"x": "z"}),
+        ("/a/z%2Fb", "", {"x": "z/b"}),
+        ("/a/%ff", "", {"x": "\udcff"}),
+        ("/a/b%", "", {"x": "b%"}),
+        ("/a/1/c/2", "", {"x": "1", "y": "2", "n": 7}),
+        ("/a/1/c/2", "n=9", {"x": "1", "y": "2", "n": 9}),
+    ],
+)
+def test_paths_and_parameters(path: str, query: str, expected: dict[str, Any]) -> None:
+    @asynchronous
+    async def check() -> None:
+        assert await ask(path, query) == (200, expected)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status"),
+    [
+        ("/", "", 404),
+        ("/a", "", 404),
+        ("/a/", "", 404),
+        ("/a/b/", "", 404),
+        ("//a/b", "", 404),
+        ("/a/1/c", "", 404),
+        ("/a/b", "n=1", 400),
+        ("/a/1/c/2", "n=10", 400),
+        ("/a/1/c/2", "n=-1", 400),
+        ("/a/1/c/2", "n=%C2%B2", 400),
+        ("/a/1/c/2", "n=1&n=1", 400),
+    ],
+)
+def test_what_is_not_there(path: str, query: str, status: int) -> None:
+    @asynchronous
+    async def check() -> None:
+        found, problem = await ask(path, query)
+        assert (found, problem["status"]) == (status, status)
+
+    check()
+
+
+@asynchronous
+async def test_a_failure_of_ours_is_told_without_its_words() -> None:
+    status, problem = await ask("/broken")
+    assert (status, problem["code"]) == (500, "internal")
+    assert "secret" not in json.dumps(problem)
+
+
+async def running() -> Execution:
+    environment = await make_manager(StubBackend()).create(policy=POLICY)
+    assert environment.executions is not None
+    return await environment.executions.start(Command(argv=["x"]))
+
+
+@asynchronous
+async def test_silence_is_broken_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "HEARTBEAT", 0.0)
+    execution = await running()
+    stream = events.stream(execution, 0)
+    assert [await anext(stream), await anext(stream)] == [b":\n\n", b":\n\n"]
+    await stream.aclose()
+    assert execution._taps == []
+
+
+@asynchronous
+async def test_events_after_a_gap_have_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "HEARTBEAT", 0.0)
+    execution = await running()
+    stream = events.stream(execution, 0)
+    await anext(stream)
+    (tap,) = execution._taps
+    tap.offer(Entry(0.0, execution.id, STDOUT, b"x" * TAP_LIMIT))
+    tap.offer(Entry(0.0, execution.id, STDOUT, b"lost"))
+    assert (await anext(stream)).startswith(b"id: 262144\nevent: output\n")
+    tap.offer(Entry(0.0, execution.id, STDOUT, b"later"))
+    assert (await anext(stream)).startswith(b'event: dropped\ndata: {"message":"4 bytes')
+    assert (await anext(stream)).startswith(b"event: output\n")
+    await stream.aclose()
+
+
+@asynchronous
+async def test_readiness_is_looked_at_now_and_then(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = make_manager(StubBackend())
+    readiness = Readiness(manager, str(tmp_path))
+    assert readiness.check() == "namespace"
+    await manager.close()
+    assert readiness.check() == "namespace"
+    readiness._until = 0.0
+    with pytest.raises(DaemonUnavailable, match="stopping"):
+        readiness.check()
+    full = Readiness(make_manager(StubBackend()), str(tmp_path))
+    monkeypatch.setattr("skerry.daemon.http.readiness.SPACE_NEEDED", 1 << 62)
+    with pytest.raises(DaemonUnavailable, match="left"):
+        full.check()
