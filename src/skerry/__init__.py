@@ -45,7 +45,10 @@ if TYPE_CHECKING:
         NotFound,
         PathOutside,
         PlatformError,
+        QuotaExceeded,
         SkerryError,
+        StoreUnavailable,
+        StoreUnusable,
         Unauthorized,
     )
     from skerry.models import (
@@ -100,8 +103,11 @@ __all__ = [
     "PathOutside",
     "PlatformError",
     "Process",
+    "QuotaExceeded",
     "SkerryError",
     "State",
+    "StoreUnavailable",
+    "StoreUnusable",
     "Unauthorized",
     "Usage",
     "Watch",
