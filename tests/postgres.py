@@ -55,12 +55,12 @@ class Server:
         )
         return f"postgresql://{USER}:{self._password}@{where}/{database}"
 
-    def new_database(self) -> str:
-        """The URL of an empty database."""
+    def new_database(self, options: str = "") -> str:
+        """The URL of an empty database, made with these options of CREATE DATABASE."""
         name = next(self._names)
         self._run(
             "psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1",
-            f"--command=CREATE DATABASE {name} TEMPLATE template0", self.url(over="unix"),
+            f"--command=CREATE DATABASE {name} TEMPLATE template0 {options}", self.url(over="unix"),
         )  # fmt: skip
         return self.url(name)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,46 +17,7 @@ from skerry.store.environments import EnvironmentRecord
 from skerry.store.executions import ExecutionRecord
 from skerry.store.quotas import Quota
 from skerry.store.table import DAY
-
-NOW = 1_800_000_000.25
-Test = Callable[[Store], Awaitable[None]]
-
-
-def on(url: str, test: Test) -> None:
-    """Run a test with an open store."""
-
-    async def run() -> None:
-        store = await Store.open(url)
-        try:
-            await test(store)
-        finally:
-            await store.close()
-
-    asyncio.run(run())
-
-
-def record(**values: Any) -> EnvironmentRecord:
-    return replace(
-        EnvironmentRecord(
-            id=new_id(),
-            tenant="t",
-            host="h",
-            backend="fake",
-            image="debian",
-            image_digest="sha256:1",
-            isolation="namespace",
-            policy={"network": "none", "limits": {"cpus": 0.5}},
-            variables={"A": "ä\udcff\0"},
-            cpus=0.5,
-            memory=1 << 40,
-            lifetime=3600.0,
-            idle=600.0,
-            created_at=NOW,
-            active_at=NOW,
-            expires_at=NOW + 600,
-        ),
-        **values,
-    )
+from tests.integration.stores import NOW, on, record
 
 
 async def insert(store: Store, *records: EnvironmentRecord) -> None:
