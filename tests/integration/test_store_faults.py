@@ -220,6 +220,67 @@ def test_postgres_goes_and_comes_back(postgres_server: Server, how: signal.Signa
     on(postgres_server.new_database(), test)
 
 
+class Cable:
+    """A connection to Postgres that can be cut: a COMMIT goes through, its answer does not."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.cut = False
+
+    async def plug(self) -> int:
+        self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def unplug(self) -> None:
+        self._listener.close()
+        await self._listener.wait_closed()
+        await asyncio.gather(*self._tasks)
+
+    async def _serve(self, up: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        down, to_server = await asyncio.open_connection("127.0.0.1", self._server.port)
+        committing = False
+
+        async def upwards() -> None:
+            nonlocal committing
+            while data := await up.read(65536):
+                committing = self.cut and b"COMMIT" in data
+                to_server.write(data)
+            to_server.close()
+
+        async def downwards() -> None:
+            while data := await down.read(65536):
+                if committing:
+                    break
+                to_client.write(data)
+            to_client.close()
+
+        both = [asyncio.create_task(upwards()), asyncio.create_task(downwards())]
+        self._tasks.update(both)
+        await asyncio.gather(*both)
+        for writer in (to_client, to_server):
+            await writer.wait_closed()
+
+
+def test_a_commit_whose_answer_is_lost_is_told_as_unknown_and_not_repeated(postgres_server: Server) -> None:
+    async def test() -> None:
+        cable = Cable(postgres_server)
+        url = postgres_server.new_database().replace(f":{postgres_server.port}/", f":{await cable.plug()}/")
+        store = await Store.open(url)
+        cable.cut = True
+        with pytest.raises(StoreUnavailable) as caught:
+            await store.write(lambda tx: audit.append(tx, "t", [entry(request_id="lost")]))
+        assert caught.value.detail == {"written": "unknown"}
+        cable.cut = False
+        await store.write(lambda tx: audit.append(tx, "t", [entry(request_id="next")]))
+        rows = await store.read(lambda tx: audit.tail(tx, "t"))
+        assert [row.request_id for row in rows] == ["lost", "next"]
+        await store.close()
+        await cable.unplug()
+
+    asyncio.run(test())
+
+
 def test_an_idle_store_does_not_notice_that_postgres_was_restarted(postgres_server: Server) -> None:
     async def test(store: Store) -> None:
         await store.write(lambda tx: audit.append(tx, "t", [entry()]))

@@ -61,6 +61,31 @@ def test_what_comes_meanwhile_is_one_transaction(store_url: str) -> None:
     on(store_url, test)
 
 
+def test_nobody_is_told_before_the_commit(store_url: str) -> None:
+    async def test(store: Store) -> None:
+        gate, first = await held(store)
+        tx = store._writer._tx
+        assert tx is not None
+        commit, committing, go = tx.commit, threading.Event(), threading.Event()
+
+        def slow() -> None:
+            committing.set()
+            assert go.wait(30)
+            commit()
+
+        tx.commit = slow  # type: ignore[method-assign]
+        second = store.write(lambda tx: None)
+        gate.open.set()
+        await asyncio.to_thread(committing.wait, 30)
+        await asyncio.sleep(0.05)  # enough for a premature answer to arrive
+        assert not first.done()
+        assert not second.done()
+        go.set()
+        await asyncio.gather(first, second)
+
+    on(store_url, test)
+
+
 def test_one_that_fails_takes_nothing_of_the_others_along(store_url: str) -> None:
     def half(tx: Connection) -> None:
         quotas.put(tx, Quota(tenant="half"))
