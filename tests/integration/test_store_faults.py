@@ -258,8 +258,8 @@ class Cable:
         both = [asyncio.create_task(upwards()), asyncio.create_task(downwards())]
         self._tasks.update(both)
         await asyncio.gather(*both)
-        for writer in (to_client, to_server):
-            await writer.wait_closed()
+        for end in (to_client, to_server):
+            await end.wait_closed()
 
 
 def test_a_commit_whose_answer_is_lost_is_told_as_unknown_and_not_repeated(postgres_server: Server) -> None:
