@@ -52,10 +52,11 @@ class FakeBackend:
                 await launch.done()
                 running = Running(launch.pid)
                 directory.save(Record(launch.pid, start_time(launch.pid), None))
+                launch.keep()
+                launch.close()
             except BaseException:
                 launch.end()
                 raise
-            launch.keep()
         except BaseException:
             directory.remove()
             raise
