@@ -27,6 +27,7 @@
  *   seal PATH                    what is mounted there becomes read-only
  *   pivot
  *   hostname NAME, loopback, rlimit NUMBER VALUE
+ *   bound                        nothing that is executed from now on can have a capability
  *   drop UID GID CAPABILITIES    the mask of those to keep
  *   allow PATH ro|rw             a Landlock rule
  *   confine SLOT                 no_new_privs, Landlock with these rules, the seccomp program
@@ -34,8 +35,8 @@
  *
  * The answers, a message each: "P<pid>" of the new process; "B" when a list without `guest` is done: send the next;
  * "W<tab>step<tab>errno<tab>detail" where a step could do less than it was asked to; "R": ready. The guest then waits
- * for a last message, with which the daemon says that it has written down whose it is: without it, because the daemon
- * died perhaps, it ends, and so does everything else here. "E<tab>step<tab>errno<tab>detail" ends the launch; the
+ * for a last message (which may have come before), with which the daemon says that it has written down whose it is:
+ * without it, because the daemon died perhaps, it ends, and so does everything else here. "E<tab>step<tab>errno<tab>detail" ends the launch; the
  * daemon explains it to people.
  */
 #define _GNU_SOURCE
@@ -257,20 +258,21 @@ static void attach_below(int mount_fd, const char *path, const char *subdirector
     close(target);
 }
 
-/* Until the pivot two directories that every host has serve as footholds: /proc for the stage, /dev for the new root.
- * What the host has there is covered in this mount namespace alone; whatever is needed of it was opened before. */
+/* It covers a directory that every host has, in this mount namespace alone. Whatever is needed of the host's /proc and
+ * /dev was opened before. */
 static void stage(void)
 {
     char options[] = "size=4k,nr_inodes=8,mode=0555";
     stage_fd = root_fd = new_filesystem("tmpfs", options, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC);
     check(syscall(NR_MOVE_MOUNT, root_fd, "", AT_FDCWD, "/proc", MOVE_F_EMPTY), "stage", "");
+    check(mkdirat(root_fd, "root", 0555), "stage", "root");
     check(mkdirat(root_fd, "empty", 0555), "stage", "empty");
 }
 
 static void new_root(const struct cursor *c)
 {
     root_fd = slots[slot("newroot", c->argv[1])];
-    check(syscall(NR_MOVE_MOUNT, root_fd, "", AT_FDCWD, "/dev", MOVE_F_EMPTY), "newroot", c->argv[1]);
+    check(syscall(NR_MOVE_MOUNT, root_fd, "", stage_fd, "root", MOVE_F_EMPTY), "newroot", c->argv[1]);
 }
 
 static void move(const char *path)
@@ -286,7 +288,7 @@ static void move(const char *path)
 static void make_own(const char *path)
 {
     char lower[PATH_MAX];
-    snprintf(lower, sizeof lower, "/dev/%s:/proc/empty", path); /* it takes two layers */
+    snprintf(lower, sizeof lower, "/proc/root/%s:/proc/empty", path); /* it takes two layers */
     int fs = (int)syscall(NR_FSOPEN, "overlay", 1), fd = -1;
     if (fs >= 0 && syscall(NR_FSCONFIG, fs, CONF_STRING, "lowerdir", lower, 0) == 0 &&
         syscall(NR_FSCONFIG, fs, CONF_CREATE, NULL, NULL, 0) == 0)
@@ -301,7 +303,7 @@ static void make_own(const char *path)
         attach("own", fd, path);
         return;
     }
-    check(syscall(NR_MOVE_MOUNT, fd, "", AT_FDCWD, "/dev", MOVE_F_EMPTY), "own", path);
+    check(syscall(NR_MOVE_MOUNT, fd, "", stage_fd, "root", MOVE_F_EMPTY), "own", path);
     close(root_fd);
     root_fd = fd;
 }
@@ -439,15 +441,19 @@ static void set_capabilities(uint32_t keep)
     check(syscall(SYS_capset, &header, data), "drop", "capset");
 }
 
+static void bound(void)
+{
+    for (int cap = 0; cap <= 63; cap++)
+        if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0 && errno != EINVAL)
+            fail("bound", "bounding set");
+    /* Nothing that runs from now on gains or loses capabilities by being or becoming root. */
+    check(prctl(PR_SET_SECUREBITS, SECUREBITS_NOTHING, 0, 0, 0), "bound", "securebits");
+}
+
 static void drop(const struct cursor *c)
 {
     uid_t uid = (uid_t)number("drop", c->argv[1]);
     gid_t gid = (gid_t)number("drop", c->argv[2]);
-    for (int cap = 0; cap <= 63; cap++)
-        if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0 && errno != EINVAL)
-            fail("drop", "bounding set");
-    /* Nothing that runs from now on gains or loses capabilities by being or becoming root. */
-    check(prctl(PR_SET_SECUREBITS, SECUREBITS_NOTHING, 0, 0, 0), "drop", "securebits");
     if (rootful)
         check(setgroups(0, NULL), "drop", "setgroups");
     check(setresgid(gid, gid, gid), "drop", "setresgid");
@@ -611,6 +617,8 @@ static void execute(struct cursor *c)
         loopback();
     else if (is(c, "rlimit", 2))
         limit(c);
+    else if (is(c, "bound", 0))
+        bound();
     else if (is(c, "drop", 3))
         drop(c);
     else if (is(c, "allow", 2))

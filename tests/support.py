@@ -140,7 +140,7 @@ def python_for_nobody(folder: Path) -> tuple[str, Path | None]:
     copied into `folder`.
     """
     probe = Nobody(Path("/"), sys.executable, None)
-    if probe.run([sys.executable, "-c", "import skerry.daemon, fastapi"]).returncode == 0:
+    if probe.run([sys.executable, "-c", "import skerry.daemon, starlette"]).returncode == 0:
         return sys.executable, None
     base = os.path.realpath(sys.executable)
     if probe.run([base, "-c", ""]).returncode != 0:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         IsolationUnavailable,
         LaunchFailed,
         LimitReached,
+        MethodNotAllowed,
         NotFound,
         PathOutside,
         PlatformError,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         StoreUnavailable,
         StoreUnusable,
         Unauthorized,
+        UnsupportedMediaType,
     )
     from skerry.models import (
         Enforcement,
@@ -98,6 +100,7 @@ __all__ = [
     "IsolationUnavailable",
     "LaunchFailed",
     "LimitReached",
+    "MethodNotAllowed",
     "NotFound",
     "Outcome",
     "PathOutside",
@@ -109,6 +112,7 @@ __all__ = [
     "StoreUnavailable",
     "StoreUnusable",
     "Unauthorized",
+    "UnsupportedMediaType",
     "Usage",
     "Watch",
     "__version__",

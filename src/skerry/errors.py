@@ -5,7 +5,9 @@ the platform's faults.
 
     SkerryError
     ├── InvalidRequest            the call itself is wrong
-    │   └── PathOutside           a path that leaves the writable places
+    │   ├── PathOutside           a path that leaves the writable places
+    │   ├── MethodNotAllowed
+    │   └── UnsupportedMediaType
     ├── NotFound
     │   ├── EnvironmentNotFound
     │   ├── ExecutionNotFound
@@ -60,6 +62,7 @@ class SkerryError(Exception):
     def to_dict(self) -> dict[str, Any]:
         """The problem+json body that carries this error."""
         return {
+            "error": True,
             "type": f"urn:skerry:error:{self.code}",
             "title": self.message,
             "status": self.status,
@@ -78,6 +81,16 @@ class InvalidRequest(SkerryError):
 
 class PathOutside(InvalidRequest):
     code = "path_outside"
+
+
+class MethodNotAllowed(InvalidRequest):
+    code = "method_not_allowed"
+    status = 405
+
+
+class UnsupportedMediaType(InvalidRequest):
+    code = "unsupported_media_type"
+    status = 415
 
 
 class NotFound(SkerryError):

@@ -387,7 +387,7 @@ async def test_errors_name_the_path_and_say_what_to_do(box: Box) -> None:
 async def test_a_full_disk_is_told_and_can_be_made_empty_again(site: Site) -> None:
     limits = type(LIMITS)(memory=64 * MIB, disk=16 * MIB)
     async with site.box(limits) as box:
-        enforced = {row.name: row.enforced for row in box.instance.enforced}
+        enforced = {row.name: row.enforced for row in box.backend.enforced(box.id)}
         if not enforced["disk"]:
             pytest.skip("the limit of the disk does not hold here")
         writes = (box.channel.write(f"fill/{n}", bytes(WRITE_MAX)) for n in range(200))

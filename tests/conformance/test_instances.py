@@ -64,7 +64,7 @@ async def test_with_a_root_of_its_own_the_workspace_is_at_the_usual_place(box: B
 
 
 async def test_every_limit_is_said_to_be_enforced_or_not_and_why(box: Box) -> None:
-    rows = box.instance.enforced
+    rows = box.backend.enforced(box.id)
     assert {"cpu", "memory", "pids", "disk", "inodes", "network", "seccomp"} <= {row.name for row in rows}
     assert len({row.name for row in rows}) == len(rows)
     assert all(row.by for row in rows)

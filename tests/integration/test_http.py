@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+import socket
 import stat
 import subprocess
 import sys
@@ -16,12 +17,28 @@ import pytest
 
 from tests.integration.daemon import Connection, Daemon
 
+UPGRADE_HEADERS = {
+    "upgrade": "websocket",
+    "connection": "upgrade",
+    "sec-websocket-version": "13",
+    "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA==",
+}
+
 
 def test_health_and_version(daemon: Daemon) -> None:
     assert daemon.call("GET", "/healthz") == {"status": "ok"}
     version = daemon.call("GET", "/version")
     assert (version["api"], version["pid"], version["home"]) == (1, daemon.process.pid, str(daemon.home))
     assert isinstance(version["environments"], int)
+    isolation = daemon.call("GET", f"/environments/{daemon.create(name='ready')}")["isolation"]
+    assert daemon.call("GET", "/readyz") == {"status": "ready", "isolation": isolation}
+    daemon.call("DELETE", "/environments/ready")
+
+
+def test_the_doctor(daemon: Daemon) -> None:
+    report = daemon.call("GET", "/doctor")
+    assert {"kernel", "helper", "environment"} <= {check["name"] for check in report["checks"]}
+    assert daemon.call("GET", "/environments") == {"environments": [], "next": None}
 
 
 @pytest.mark.parametrize(
@@ -29,7 +46,7 @@ def test_health_and_version(daemon: Daemon) -> None:
     [
         ("GET", "/nothing", 404, "not_found"),
         ("GET", "/environments/", 404, "not_found"),
-        ("PUT", "/healthz", 400, "invalid_request"),
+        ("PUT", "/healthz", 405, "method_not_allowed"),
         ("GET", "/environments/nothing", 404, "environment_not_found"),
         ("DELETE", "/environments/nothing", 404, "environment_not_found"),
         ("GET", "/environments/nothing/usage", 404, "environment_not_found"),
@@ -73,7 +90,106 @@ def test_a_wrong_create_says_what_is_wrong_and_makes_nothing(daemon: Daemon, bod
     status, _, answer = daemon.raw("POST", "/environments", body)
     assert status == 400
     assert words in json.loads(answer)["message"]
-    assert daemon.call("GET", "/environments") == {"environments": []}
+    assert daemon.call("GET", "/environments") == {"environments": [], "next": None}
+
+
+def test_a_wrong_method_names_the_right_ones(daemon: Daemon) -> None:
+    status, headers, body = daemon.raw("PUT", "/environments")
+    assert (status, headers["allow"], headers["content-type"]) == (
+        405,
+        "POST, GET",
+        "application/problem+json",
+    )
+    assert json.loads(body)["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize("path", ["/environments", "/environments/x/files/write", "/images/import?name=x"])
+@pytest.mark.parametrize(
+    "media", ["text/plain", "application/x-www-form-urlencoded", "x", "application/json-x"]
+)
+def test_a_body_of_another_kind_is_refused(daemon: Daemon, path: str, media: str) -> None:
+    status, _, body = daemon.raw("POST", path, b"{}", {"content-type": media})
+    assert (status, json.loads(body)["code"]) == (415, "unsupported_media_type")
+    assert "application/" in json.loads(body)["hint"]
+
+
+def test_problems_have_the_members_of_rfc_9457_and_of_the_executor(daemon: Daemon) -> None:
+    problem = daemon.call("GET", "/environments/a%2Fb%ff", expect=404)
+    assert problem == {
+        "error": True,
+        "type": "urn:skerry:error:environment_not_found",
+        "title": problem["message"],
+        "status": 404,
+        "code": "environment_not_found",
+        "message": "no environment 'a/b\\udcff'",
+        "hint": problem["hint"],
+        "retryable": False,
+        "detail": {},
+    }
+
+
+def test_what_is_no_http_gets_a_problem_too(daemon: Daemon) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(daemon.socket)
+        sock.sendall(b"hello\r\n\r\n")
+        answer = b"".join(iter(lambda: sock.recv(4096), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/problem+json" in head
+    assert json.loads(body)["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/version", "/environments/x/attach/y"])
+def test_a_websocket_where_there_is_none(daemon: Daemon, path: str) -> None:
+    status, headers, body = daemon.raw("GET", path, None, UPGRADE_HEADERS)
+    assert status in (400, 404)
+    assert headers["content-type"] == "application/problem+json"
+    assert json.loads(body)["status"] == status
+
+
+def test_a_plain_request_for_a_websocket(daemon: Daemon, environment: str) -> None:
+    assert "WebSocket" in daemon.call("GET", f"/environments/{environment}/attach", expect=400)["message"]
+
+
+def test_lists_in_parts(daemon: Daemon) -> None:
+    before = {row["environment_id"] for row in daemon.call("GET", "/environments?all=1")["environments"]}
+    made = [daemon.create(name=f"listed{number}") for number in range(5)]
+    try:
+        pages, after = [], ""
+        while after is not None:
+            answer = daemon.call("GET", f"/environments?limit=2&after={after}")
+            pages.append([row["environment_id"] for row in answer["environments"]])
+            after = answer["next"]
+        assert pages == [made[:2], made[2:4], made[4:]]
+        assert daemon.call("GET", "/environments?limit=5")["next"] is None
+        first = daemon.call("GET", "/environments?limit=2")
+        daemon.call("DELETE", f"/environments/{made[0]}")
+        daemon.call("DELETE", f"/environments/{made[1]}")
+        rest = daemon.call("GET", f"/environments?after={first['next']}")["environments"]
+        assert [row["environment_id"] for row in rest] == made[2:]
+
+        def found(query: str) -> list[str]:
+            rows = daemon.call("GET", f"/environments?{query}")["environments"]
+            return [row["environment_id"] for row in rows if row["environment_id"] not in before]
+
+        assert found("name=listed3") == [made[3]]
+        assert found("name=listed0") == []
+        assert found("name=listed0&all=1") == [made[0]]
+        assert found("state=running") == made[2:]
+        assert found("state=ended") == made[:2]
+        assert found("image=host") == made[2:]
+        assert found("image=other") == []
+        assert found("all=1") == made
+        digest = daemon.call("GET", "/images/host")["digest"]
+        assert found(f"image={digest}") == made[2:]
+    finally:
+        for environment_id in made:
+            daemon.call("DELETE", f"/environments/{environment_id}")
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "after=x", "state=lost"])
+def test_wrong_lists(daemon: Daemon, query: str) -> None:
+    assert daemon.call("GET", f"/environments?{query}", expect=400)["code"] == "invalid_request"
 
 
 def test_an_unknown_image_names_the_way_to_get_it(daemon: Daemon) -> None:
@@ -124,7 +240,7 @@ def test_an_environment_from_create_to_delete(daemon: Daemon) -> None:
     daemon.call("POST", f"/environments/{ref}/heartbeat")
     for _ in range(2):
         assert daemon.call("DELETE", "/environments/first") == {"environment_id": ref, "deleted": True}
-    assert daemon.call("GET", "/environments") == {"environments": []}
+    assert daemon.call("GET", "/environments") == {"environments": [], "next": None}
     (ended,) = [
         row for row in daemon.call("GET", "/environments?all=1")["environments"] if row["name"] == "first"
     ]
@@ -181,6 +297,7 @@ def test_a_timeout_kills_and_leaves_the_shells_state(daemon: Daemon, environment
         124,
         "killed after 0.3 s",
     )
+    assert daemon.execute(environment, "sleep 45678", timeout_seconds=0.1)["outcome"] == "timed_out"
     assert daemon.execute(environment, "echo $A")["stdout"] == "kept\n"
     assert daemon.execute(environment, ["pgrep", "-c", "-f", "sleep 45678"])["stdout"] == "0\n"
 
@@ -197,6 +314,7 @@ def test_a_timeout_kills_and_leaves_the_shells_state(daemon: Daemon, environment
         ({"command": "a", "cwd": "/\0"}, "NUL"),
         ({"command": "a", "env": {"A": "\0"}}, "NUL"),
         ({"command": "a", "timeout": -1}, "timeout"),
+        ({"command": "a", "timeout": 1, "timeout_seconds": 1}, "timeout_seconds"),
         ({"command": "a", "output_limit": 1 << 40}, "output_limit"),
         ({"command": "a", "user": "daemon"}, "user"),
         ({"command": "a", "stdin": "%%", "stdin_encoding": "base64"}, "base64"),
@@ -280,10 +398,7 @@ def test_the_socket_is_private(daemon: Daemon) -> None:
     assert stat.S_IMODE(os.stat(daemon.home).st_mode) == 0o700
 
 
-UPGRADE = (
-    "upgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\n"
-    "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
-)
+UPGRADE = "".join(f"{name}: {value}\r\n" for name, value in UPGRADE_HEADERS.items())
 
 
 @pytest.mark.root

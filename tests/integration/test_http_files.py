@@ -23,7 +23,8 @@ def at(environment: str, route: str, **parameters: object) -> str:
 
 
 def read(daemon: Daemon, environment: str, **parameters: object) -> bytes:
-    status, headers, body = daemon.raw("GET", at(environment, "/read", **parameters))
+    accept = {"accept": "application/octet-stream"}
+    status, headers, body = daemon.raw("GET", at(environment, "/read", **parameters), None, accept)
     assert status == 200, body
     assert headers["content-type"] == "application/octet-stream"
     return body
@@ -50,6 +51,34 @@ def test_write_and_read(daemon: Daemon, environment: str) -> None:
         "nobody",
         "root",
     )
+
+
+def test_read_as_json(daemon: Daemon, environment: str) -> None:
+    write(daemon, environment, "grüße".encode(), path="text")
+    answer = daemon.call("GET", at(environment, "/read", path="text"))
+    assert answer == {"error": False, "content": "grüße", "encoding": "utf-8", "size": 7}
+    answer = daemon.call("GET", at(environment, "/read", path="text", offset=3, length=1))
+    assert answer == {"error": False, "content": "vA==", "encoding": "base64", "size": 1}
+    missing = daemon.call("GET", at(environment, "/read", path="missing"), expect=404)
+    assert (missing["error"], missing["code"]) == (True, "file_missing")
+    daemon.execute(environment, f"truncate -s {(16 << 20) + 1} large")
+    too_large = daemon.call("GET", at(environment, "/read", path="large"), expect=413)
+    assert "application/octet-stream" in too_large["hint"]
+    assert daemon.call("GET", at(environment, "/read", path="large", length=3))["content"] == "\0\0\0"
+
+
+def test_a_json_body_names_its_path_alone(daemon: Daemon, environment: str) -> None:
+    body = {"path": "a", "content": ""}
+    assert (
+        daemon.call("POST", at(environment, "/write", path="b"), body, expect=400)["code"]
+        == "invalid_request"
+    )
+    assert (
+        daemon.call("POST", at(environment, "/write", offset=1), body, expect=400)["code"]
+        == "invalid_request"
+    )
+    status, _, _ = daemon.raw("POST", f"/environments/{environment}/files/write", b"x", OCTETS)
+    assert status == 400
 
 
 def test_large_files_at_any_offset(daemon: Daemon, environment: str) -> None:

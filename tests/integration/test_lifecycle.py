@@ -102,7 +102,7 @@ def test_what_a_killed_daemon_left_is_swept_by_the_next(home: Path, options: tup
         daemon.kill()
     assert os.path.exists(daemon.socket)
     with started(home, *options) as daemon:
-        assert daemon.call("GET", "/environments?all=1") == {"environments": []}
+        assert daemon.call("GET", "/environments?all=1") == {"environments": [], "next": None}
         assert not (set(os.listdir(home / "instances")) & set(environments))
         for environment in environments:
             daemon.call("GET", f"/environments/{environment}", expect=404)

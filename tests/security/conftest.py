@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+import skerry
 from scripts import build_native
+from skerry.client import autostart
 from tests import support
 from tests.security.box import MODES, Boxes, Keeper
+from tests.security.daemons import Serve, server
 from tests.security.sanitized import edited
 
 KEEPER = Path(__file__).parent / "keeper.py"
@@ -35,13 +38,13 @@ class _Keepers(dict[str, Keeper]):
         if other:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="skerry-test-", dir="/tmp"))
             nobody = support.Nobody(home, *support.python_for_nobody(Path(folder)))
-            argv, env = nobody.argv([nobody.python]), nobody.env
+            argv, env, cwd = nobody.argv([nobody.python]), nobody.env, str(home)
         else:
             # Further groups, which are not to be seen inside.
             more = ["setpriv", "--groups=0,1234"] if os.geteuid() == 0 else []
-            argv, env = [*more, sys.executable], {**os.environ, "SKERRY_HOME": str(home)}
+            argv, env, cwd = [*more, sys.executable], {**os.environ, "SKERRY_HOME": str(home)}, os.getcwd()
         # As text, since the file may be out of the other user's reach.
-        keeper = Keeper([*argv, "-c", KEEPER.read_text(), str(home)], env, str(home))
+        keeper = Keeper([*argv, "-c", KEEPER.read_text(), str(home)], env, cwd)
         self._stack.callback(keeper.close)
         self[mode] = keeper
         return keeper
@@ -57,6 +60,23 @@ def boxes() -> Iterator[Boxes]:
 def mode(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
+
+
+@pytest.fixture(scope="session")
+def serve(request: pytest.FixtureRequest) -> Serve:
+    """See daemons.py."""
+    return server(lambda: request.getfixturevalue("_python_for_nobody"))
+
+
+@pytest.fixture(scope="module", params=MODES)
+def client(request: pytest.FixtureRequest, serve: Serve) -> Iterator[skerry.Client]:
+    """Of a daemon of root's, and then of one of `nobody`'s."""
+    with serve(request.param) as home, pytest.MonkeyPatch.context() as patch:
+        # Every daemon serves root too; it is the client that trusts none of another user's.
+        peer = autostart._peer
+        patch.setattr(autostart, "_peer", lambda sock: (peer(sock)[0], os.geteuid()))
+        with skerry.Client(str(home)) as client:
+            yield client
 
 
 Edit = tuple[str, str, str]

@@ -15,7 +15,7 @@ from skerry.guest.channel import Channel, Exit, Start
 from skerry.ids import new_id
 from skerry.images.store import Image, ImageStore
 from skerry.manager.environments import EnvironmentManager
-from skerry.models import Usage
+from skerry.models import Enforcement, Usage
 from skerry.policy import Policy
 
 Test = Callable[..., Coroutine[Any, Any, None]]
@@ -222,6 +222,9 @@ class StubBackend:
             await asyncio.sleep(0)
         self.fault("started", spec.environment_id)
         return Instance(spec.environment_id, "memory", "/workspace")
+
+    def enforced(self, environment_id: str) -> list[Enforcement]:
+        return []
 
     async def connect(self, environment_id: str) -> socket.socket:
         self.fault("connect", environment_id)

@@ -7,8 +7,9 @@ resources derive from the environment id alone, so that what a crashed daemon le
 
 from __future__ import annotations
 
+import builtins
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from skerry.images.store import Image
@@ -46,7 +47,6 @@ class Instance:
     """`disk` or `memory`: what was really made."""
     workspace_path: str
     """Where the workspace is in the instance's own view; `/workspace` wherever there is a root of its own."""
-    enforced: list[Enforcement] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,10 @@ class Backend(Protocol):
 
     async def list(self) -> list[str]:
         """Ids of all instances (and leftovers of instances) of this home on this host."""
+        ...
+
+    def enforced(self, environment_id: str) -> builtins.list[Enforcement]:
+        """Every limit and protection, read back from the kernel where it tells. Raises EnvironmentNotFound."""
         ...
 
     async def usage(self, environment_id: str, *, io: bool = True) -> Usage:

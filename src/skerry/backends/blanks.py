@@ -13,16 +13,18 @@ import contextlib
 import os
 from dataclasses import dataclass
 
-from skerry.backends.instances import InstanceDirectory
+from skerry.backends.instances import InstanceDirectory, Record
 from skerry.errors import SkerryError
 from skerry.host import plan, uids
 from skerry.host.cgroups import Cgroup, CgroupManager
 from skerry.host.launcher import Helper, Launch
+from skerry.host.processes import start_time
 from skerry.ids import new_id
 
 READY = 4
 REFILL_AFTER = 0.02
 """Seconds from a use to the making of new ones, so that they do not hold up the first command."""
+
 
 @dataclass(eq=False, slots=True)
 class Blank:
@@ -48,6 +50,7 @@ class Blank:
 
     def close(self) -> None:
         """Let go of what only a start needs."""
+        self.launch.close()
         if self.user_namespace >= 0:
             os.close(self.user_namespace)
             self.user_namespace = -1
@@ -128,6 +131,7 @@ class Blanks:
             undo.callback(launch.end)
             launch.send(plan.blank_steps(uid_base, cgroup.join.tasks_files, cgroup.join.into_dir))
             await launch.done()
+            directory.save(Record(launch.pid, start_time(launch.pid), uid_base))
             user_namespace = -1
             if uid_base is not None:
                 uids.settle(uid_base, launch.pid)

@@ -7,6 +7,7 @@ environment reports its isolation as `none`.
 
 from __future__ import annotations
 
+import builtins
 import os
 import socket
 
@@ -51,19 +52,16 @@ class FakeBackend:
                 await launch.done()
                 running = Running(launch.pid)
                 directory.save(Record(launch.pid, start_time(launch.pid), None))
+                launch.keep()
+                launch.close()
             except BaseException:
                 launch.end()
                 raise
-            launch.keep()
         except BaseException:
             directory.remove()
             raise
         self._live[spec.environment_id] = running
-        nothing = [
-            Enforcement(name, False, "", "the fake backend confines nothing")
-            for name in ("isolation", "cpu", "memory", "pids", "disk", "inodes", "network", "seccomp")
-        ]
-        return Instance(spec.environment_id, "disk", workspace, nothing)
+        return Instance(spec.environment_id, "disk", workspace)
 
     async def connect(self, environment_id: str) -> socket.socket:
         return InstanceDirectory(self._instances, environment_id).connect()
@@ -83,6 +81,13 @@ class FakeBackend:
 
     async def list(self) -> list[str]:
         return list_directories(self._instances)
+
+    def enforced(self, environment_id: str) -> builtins.list[Enforcement]:
+        self._get(environment_id)
+        return [
+            Enforcement(name, False, "", "the fake backend confines nothing")
+            for name in ("isolation", "cpu", "memory", "pids", "disk", "inodes", "network", "seccomp")
+        ]
 
     async def usage(self, environment_id: str, *, io: bool = True) -> Usage:
         self._get(environment_id)

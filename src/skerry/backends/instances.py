@@ -1,8 +1,8 @@
 """What the backends that start the native helper have in common: one directory for each instance of a home.
 
-<home>/instances/<id>/instance.json   who it is: pid, start time, user id range
-<home>/instances/<id>/guest.sock      where its guest listens
-<home>/instances/<id>/...             what the backend keeps there (a workspace without root, say)
+<home>/instances/<id>/process      a symlink to "pid start-time user-id-range": who it is
+<home>/instances/<id>/guest.sock   where its guest listens
+<home>/instances/<id>/...          what the backend keeps there (a workspace without root, say)
 """
 
 from __future__ import annotations

@@ -14,13 +14,12 @@ import socket
 from dataclasses import dataclass
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
-from skerry.backends.blanks import Blank, Blanks
-from skerry.backends.instances import InstanceDirectory, Record, Running, list_directories
+from skerry.backends.blanks import READY, REFILL_AFTER, Blank, Blanks
+from skerry.backends.instances import InstanceDirectory, Running, list_directories
 from skerry.errors import EnvironmentNotFound, InvalidRequest, LaunchFailed, PlatformError
 from skerry.host import mounts, plan, seccomp, uids
 from skerry.host.cgroups import Cgroup, CgroupManager
 from skerry.host.launcher import Helper, step_failed, try_steps
-from skerry.host.processes import start_time
 from skerry.host.readback import protections
 from skerry.host.volumes import SUBDIR, Volumes
 from skerry.images.hostroot import HostRoots
@@ -30,6 +29,7 @@ from skerry.policy import Limits, Policy
 
 Rows = list[Enforcement]
 Descriptors = list[int]
+Paths = list[str]
 
 
 @dataclass(slots=True)
@@ -37,6 +37,16 @@ class _Live:
     cgroup: Cgroup
     running: Running
     uid_base: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What was asked for and made, which the kernel does not tell."""
+
+    policy: Policy
+    workspace: str
+    shared: Paths
+    """What others can lock and watch as well."""
 
 
 class NamespaceBackend:
@@ -49,12 +59,13 @@ class NamespaceBackend:
         self._helper = Helper()
         # The parent cgroup is this home's alone, so that sweeping never touches another daemon's environments.
         self._cgroups = CgroupManager.detect(f"skerry-{hashlib.sha256(os.fsencode(home)).hexdigest()[:12]}")
-        self._volumes = Volumes(f"{home}/volumes") if self._rootful else None
+        self._volumes = Volumes(f"{home}/volumes", spare=READY) if self._rootful else None
         if self._volumes is not None and not self._volumes.unavailable():
             self._volumes.want(Limits().disk, Limits().inodes)
         self._host_roots = HostRoots(f"{home}/host")
         self._filters: dict[str, int] = {}
         self._live: dict[str, _Live] = {}
+        self._facts: dict[str, _Facts] = {}
         os.makedirs(self._instances, mode=0o700, exist_ok=True)
         self._blanks = Blanks(self._instances, self._helper, self._cgroups)
 
@@ -76,26 +87,31 @@ class NamespaceBackend:
         blank = await self._blanks.take(spec.environment_id)
         with contextlib.ExitStack() as undo:
             undo.callback(blank.end)
+            root = self._root(spec.image)
             with contextlib.ExitStack() as descriptors:
-                root = self._root(spec.image)
-                fds = [filter_fd, *self._trees(root, blank, descriptors)]
-                workspace = await self._workspace(kind, policy, blank, fds, descriptors)
-                finish = plan.Plan(
-                    root, workspace, policy.limits, self._rootful, self._cgroups.mode == "none"
+                blank.launch.send(
+                    plan.image_steps(root, self._rootful), self._trees(root, blank, descriptors)
                 )
-                blank.launch.send(finish.encode(), fds)
-            blank.cgroup.apply(policy.limits)  # meanwhile
-            await blank.launch.done()
-            pid = blank.launch.pid
-            blank.directory.save(Record(pid, start_time(pid), blank.uid_base))
+            # From here on the helper works beside us.
+            fds = [filter_fd]
+            with contextlib.ExitStack() as descriptors:
+                workspace = await self._workspace(kind, policy, blank, fds, descriptors)
+                rest = plan.Plan(workspace, policy.limits, self._rootful, self._cgroups.mode == "none")
+                blank.launch.send(rest.encode(), fds)
             blank.launch.keep()
-            enforced = self._enforced(policy, blank, kind, root)
-            self._live[blank.id] = _Live(blank.cgroup, Running(pid), blank.uid_base)
+            blank.cgroup.apply(policy.limits)
+            await blank.launch.done()
+            shared = [*root.shared, *(why for step, why in blank.launch.weaker if step == "own")]
+            self._live[blank.id] = _Live(blank.cgroup, Running(blank.launch.pid), blank.uid_base)
+            self._facts[blank.id] = _Facts(policy, kind, shared)
             undo.pop_all()
         blank.close()
         if self._volumes is not None and kind == "disk":
-            self._volumes.want(policy.limits.disk, policy.limits.inodes)
-        return Instance(blank.id, kind, "/workspace", enforced)
+            limits = policy.limits
+            asyncio.get_running_loop().call_later(
+                REFILL_AFTER, self._volumes.want, limits.disk, limits.inodes
+            )
+        return Instance(blank.id, kind, "/workspace")
 
     async def connect(self, environment_id: str) -> socket.socket:
         return InstanceDirectory(self._instances, environment_id).connect()
@@ -112,6 +128,7 @@ class NamespaceBackend:
                 uids.release(live.uid_base)
         await asyncio.to_thread(InstanceDirectory(self._instances, environment_id).remove)
         self._live.pop(environment_id, None)
+        self._facts.pop(environment_id, None)
         if live is not None:
             live.running.handle.close()
 
@@ -121,6 +138,39 @@ class NamespaceBackend:
     async def list(self) -> list[str]:
         found = {*list_directories(self._instances), *self._cgroups.list()}
         return sorted(id_ for id_ in found if id_ not in self._blanks)
+
+    def enforced(self, environment_id: str) -> Rows:
+        live, facts = self._get(environment_id), self._facts[environment_id]
+        limits = facts.policy.limits
+        rows = live.cgroup.enforced()
+        if self._cgroups.mode == "none":
+            rows += [
+                Enforcement("memory_per_process", True, str(limits.memory), "RLIMIT_DATA"),
+                Enforcement("pids_of_user", True, str(limits.pids), "RLIMIT_NPROC, in this user namespace"),
+            ]
+        rows.append(Enforcement("fds", True, str(limits.fds), "RLIMIT_NOFILE of each process"))
+        if facts.workspace == "memory":
+            size = str(_memory_size(facts.policy))
+            rows.append(Enforcement("disk", True, size, "size of the tmpfs at /workspace"))
+            rows.append(Enforcement("inodes", True, str(limits.inodes), "nr_inodes of the tmpfs"))
+        elif self._rootful:
+            rows.append(Enforcement("disk", True, str(limits.disk), "a file system of that size"))
+            rows.append(Enforcement("inodes", True, str(limits.inodes), "a file system with so many inodes"))
+        else:
+            rows.append(
+                Enforcement("disk", False, "", "without root only each file is limited (RLIMIT_FSIZE)")
+            )
+            rows.append(Enforcement("inodes", False, "", "without root a directory has no inode limit"))
+        rows.append(Enforcement("network", True, "none", "a network namespace with loopback alone"))
+        users = "65536 ids of its own" if self._rootful else "one user: the caller"
+        rows.append(Enforcement("users", True, users, "a user namespace"))
+        if facts.shared:
+            by = f"others can lock and watch: {', '.join(facts.shared)}"
+            rows.append(Enforcement("shared_files", False, "", by))
+        else:
+            by = "an overlay: locks and watches do not reach others"
+            rows.append(Enforcement("shared_files", True, "own", by))
+        return rows + protections(live.running.handle.pid, facts.policy.profile)
 
     async def usage(self, environment_id: str, *, io: bool = True) -> Usage:
         return self._get(environment_id).cgroup.usage(io=io)
@@ -211,40 +261,6 @@ class NamespaceBackend:
             os.write(fd, program)
             self._filters[profile] = fd
         return self._filters[profile]
-
-    def _enforced(self, policy: Policy, blank: Blank, kind: str, root: plan.Root) -> Rows:
-        limits = policy.limits
-        rows = blank.cgroup.enforced()
-        if self._cgroups.mode == "none":
-            rows += [
-                Enforcement("memory_per_process", True, str(limits.memory), "RLIMIT_DATA"),
-                Enforcement("pids_of_user", True, str(limits.pids), "RLIMIT_NPROC, in this user namespace"),
-            ]
-        rows.append(Enforcement("fds", True, str(limits.fds), "RLIMIT_NOFILE of each process"))
-        if kind == "memory":
-            size = str(_memory_size(policy))
-            rows.append(Enforcement("disk", True, size, "size of the tmpfs at /workspace"))
-            rows.append(Enforcement("inodes", True, str(limits.inodes), "nr_inodes of the tmpfs"))
-        elif self._rootful:
-            rows.append(Enforcement("disk", True, str(limits.disk), "a file system of that size"))
-            rows.append(Enforcement("inodes", True, str(limits.inodes), "a file system with so many inodes"))
-        else:
-            rows.append(
-                Enforcement("disk", False, "", "without root only each file is limited (RLIMIT_FSIZE)")
-            )
-            rows.append(Enforcement("inodes", False, "", "without root a directory has no inode limit"))
-        rows.append(Enforcement("network", True, "none", "a network namespace with loopback alone"))
-        users = "65536 ids of its own" if self._rootful else "one user: the caller"
-        rows.append(Enforcement("users", True, users, "a user namespace"))
-        shared = [*root.shared, *(why for step, why in blank.launch.weaker if step == "own")]
-        rows.append(
-            Enforcement(
-                "shared_files", not shared, "own", "an overlay: locks and watches do not reach others"
-            )
-            if not shared
-            else Enforcement("shared_files", False, "", f"others can lock and watch: {', '.join(shared)}")
-        )
-        return rows + protections(blank.launch.pid, policy.profile)
 
     def _get(self, environment_id: str) -> _Live:
         live = self._live.get(environment_id)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from skerry.cli.parser import Parser
+    from skerry.client.http1 import Query
 
 
 def _create_arguments(parser: Parser) -> None:
@@ -42,12 +43,16 @@ def _create(args: SimpleNamespace) -> int:
 
 def _ls_arguments(parser: Parser) -> None:
     parser.option("-a", "--all", help="also those that ended in the last day")
+    parser.option("--state", takes="STATE", help="only those that are creating, running, deleting or ended")
+    parser.option("--name", takes="NAME", help="only those of this name")
+    parser.option("--image", takes="IMAGE", help="only those of this image", completes="image")
     parser.option("-q", "--quiet", help="only ids")
     add_json(parser)
 
 
 def _ls(args: SimpleNamespace) -> int:
-    found = Transport().call("GET", "/environments", query={"all": args.all or None})["environments"]
+    query = {"all": args.all or None, "state": args.state, "name": args.name, "image": args.image}
+    found = list_all(Transport(), query)
     if args.json:
         show_json(found)
     elif args.quiet:
@@ -71,6 +76,17 @@ def _ls(args: SimpleNamespace) -> int:
             ),
         )
     return 0
+
+
+def list_all(transport: Transport, query: Query) -> list[Any]:
+    """The environments of every page."""
+    found: list[Any] = []
+    while True:
+        answer = transport.call("GET", "/environments", query=query)
+        found += answer["environments"]
+        if not answer.get("next"):
+            return found
+        query = {**query, "after": answer["next"]}
 
 
 def _info_arguments(parser: Parser) -> None:
@@ -116,7 +132,7 @@ def _rm(args: SimpleNamespace) -> int:
     transport, code = Transport(), 0
     refs = args.environments
     if args.all:
-        refs = [info["environment_id"] for info in transport.call("GET", "/environments")["environments"]]
+        refs = [info["environment_id"] for info in list_all(transport, {})]
     deleted = []
     for ref in refs:
         try:

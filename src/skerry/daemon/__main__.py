@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import resource
@@ -60,6 +61,7 @@ def _run(options: argparse.Namespace) -> None:
     from skerry.daemon import app, logs, server
 
     logs.configure()
+    gc.freeze()  # what is loaded by now stays: the collector need not look at it again and again
     lock = server.take_lock(home)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -8,14 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import structlog
-from fastapi import FastAPI
 
-from skerry._version import VERSION
 from skerry.backends.base import Backend
 from skerry.backends.fake import FakeBackend
 from skerry.backends.namespace import NamespaceBackend
 from skerry.backends.registry import Registry
-from skerry.daemon.http import answers, attach, environments, executions, files, images, system
+from skerry.daemon.http import table
+from skerry.daemon.http.api import Api
+from skerry.daemon.http.operations import Engine
+from skerry.daemon.http.readiness import Readiness
 from skerry.daemon.server import Server, listen, unlisten
 from skerry.errors import InvalidRequest
 from skerry.images.store import ImageStore
@@ -25,7 +26,7 @@ from skerry.settings import Home
 BACKENDS: dict[str, Callable[[str], Backend]] = {"namespace": NamespaceBackend, "fake": FakeBackend}
 IDLE_LOOK = 1.0
 
-log = structlog.get_logger("skerry.daemon")
+log = structlog.get_logger(component="daemon")
 
 
 def make_registry(home: Home, backend: str | None) -> Registry:
@@ -35,25 +36,6 @@ def make_registry(home: Home, backend: str | None) -> Registry:
     if backend not in BACKENDS:
         raise InvalidRequest(f"unknown backend {backend!r}", hint=f"known: {', '.join(BACKENDS)}")
     return Registry([BACKENDS[backend](home.path)], chosen=True)
-
-
-def make_app(
-    manager: EnvironmentManager, store: ImageStore, *, home: Home, stop: Callable[[], None]
-) -> FastAPI:
-    """The routes, joined to what they serve."""
-    app = FastAPI(title="Skerry", openapi_url=None, redirect_slashes=False)
-    app.router.routes.append(executions.execute_route(manager))
-    app.router.routes.append(attach.route(manager))
-    for router in (
-        environments.routes(manager),
-        executions.routes(manager),
-        files.routes(manager),
-        images.routes(store, manager),
-        system.routes(manager, version=VERSION, home=home.path, stop=stop),
-    ):
-        app.include_router(router)
-    answers.handle_errors(app)
-    return app
 
 
 async def serve(
@@ -67,8 +49,8 @@ async def serve(
     await manager.sweep()
     sock = listen(home)
     stopping = asyncio.Event()
-    app = make_app(manager, store, home=home, stop=stopping.set)
-    server = Server(app, ready)
+    engine = Engine(manager, store, home, Readiness(manager, home.path), stopping.set)
+    server = Server(Api(engine, table.OPERATIONS), ready)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)

@@ -218,8 +218,8 @@ async def _start_one(directory: str, enforced: dict[str, Enforcement]) -> float:
     began = time.monotonic()
     try:
         image = ImageStore(Path(directory, "images")).get("host")
-        instance = await backend.start(InstanceSpec(ENVIRONMENT_ID, image, Policy(workspace="memory")))
-        enforced |= {row.name: row for row in instance.enforced}
+        await backend.start(InstanceSpec(ENVIRONMENT_ID, image, Policy(workspace="memory")))
+        enforced |= {row.name: row for row in backend.enforced(ENVIRONMENT_ID)}
         channel = await Channel.open(await backend.connect(ENVIRONMENT_ID))
         process = await channel.start(Start(argv=["/bin/sh", "-c", "exit 0"]))
         end = await process.wait()

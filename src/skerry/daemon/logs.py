@@ -13,28 +13,30 @@ import structlog
 
 def configure() -> None:
     """Send our own logs, and those of the libraries from warnings up, to stderr."""
-    shared: list[structlog.typing.Processor] = [
-        structlog.stdlib.add_logger_name,
+    processors: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer(),
     ]
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
+        processors=processors,
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.JSONRenderer(),
-            ],
+            foreign_pre_chain=[_add_component, *processors[:-1]],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, processors[-1]],
         )
     )
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-    logging.getLogger("skerry").setLevel(logging.INFO)
     logging.captureWarnings(True)
+
+
+def _add_component(
+    logger: object, method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    return {**event, "component": event["_record"].name}

@@ -21,14 +21,14 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from skerry.daemon.http.answers import problem
 from skerry.daemon.http.attach import LOST
-from skerry.errors import Conflict, Denied, PlatformError
+from skerry.errors import Conflict, Denied, InvalidRequest, PlatformError
 from skerry.settings import Home
 
 LOCK_SECONDS = 20.0
 KEEP_ALIVE = 300
 GRACE_SECONDS = 5
 
-log = structlog.get_logger("skerry.daemon")
+log = structlog.get_logger(component="daemon")
 
 
 class Http(HttpToolsProtocol):
@@ -41,6 +41,15 @@ class Http(HttpToolsProtocol):
             log.warning("foreign peer refused", uid=uid)
             self.app = _refuse
             self.ws_protocol_class = None
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is answered as every other mistake."""
+        answer = problem(InvalidRequest(msg))
+        head = b"".join(b"%s: %s\r\n" % pair for pair in answer.raw_headers)
+        self.transport.write(
+            b"HTTP/1.1 400 Bad Request\r\n" + head + b"connection: close\r\n\r\n" + answer.body
+        )
+        self.transport.close()
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:

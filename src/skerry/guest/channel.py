@@ -321,7 +321,7 @@ class GuestProcess:
 
 
 class Channel(asyncio.Protocol):
-    """The connection. Made by `open()`; when it is gone, `closed` is done with the reason."""
+    """The connection. Made by `open()` or `begin()`; when it is gone, `closed` is done with the reason."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -339,17 +339,23 @@ class Channel(asyncio.Protocol):
         self._requests: dict[int, asyncio.Future[bytes]] = {}
 
     @classmethod
-    async def open(cls, sock: socket.socket) -> Channel:
-        """Greet the guest at the other end of `sock`, which the channel owns from now on. Raises GuestFailed."""
+    async def begin(cls, sock: socket.socket) -> Channel:
+        """Greet the guest at the other end of `sock`, which the channel owns from now on.
+
+        It can be used at once: what is asked of the guest comes after the greeting, and fails if that does.
+        """
         loop = asyncio.get_running_loop()
         _, channel = await loop.create_connection(lambda: cls(loop), sock=sock)
         channel.send(Type.HELLO, 0, struct.pack("<I", frames.VERSION))
-        try:
-            async with asyncio.timeout(HANDSHAKE_SECONDS):
-                await channel._hello
-        except TimeoutError as error:
-            channel._end("the guest did not answer the greeting")
-            raise GuestFailed("the guest did not answer the greeting") from error
+        patience = loop.call_later(HANDSHAKE_SECONDS, channel._end, "the guest did not answer the greeting")
+        channel._hello.add_done_callback(lambda _: patience.cancel())
+        return channel
+
+    @classmethod
+    async def open(cls, sock: socket.socket) -> Channel:
+        """As `begin`, and wait for the answer. Raises GuestFailed."""
+        channel = await cls.begin(sock)
+        await channel._hello
         return channel
 
     async def close(self) -> None:

@@ -84,8 +84,8 @@ class HostView:
 
 def host_view(root: str = "/") -> HostView:
     """What the `host` image shows of the system at `root`, as it is now. Nothing in it is missing there."""
-    base = os.path.realpath(root)
-    return _view(base, tuple(_stamp(os.path.join(base, name)) for name in _LISTED))
+    base = "/" if root == "/" else os.path.realpath(root)
+    return _view(base, tuple(_stamp(f"{base}/{name}") for name in _LISTED))
 
 
 def _stamp(path: str) -> int:

@@ -18,6 +18,7 @@ from skerry.images.host import HostView, host_view
 KEPT = 4
 """Older copies stay for environments that still stand on them."""
 SMALL = "/etc/"
+Stamp = tuple[int, int, int]
 _MOUNT_POINTS = ("dev", "proc", "run", "tmp", "workspace")
 
 
@@ -26,15 +27,15 @@ class HostRoots:
 
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
-        self._key = ""
+        self._key: tuple[HostView | None, list[Stamp]] = (None, [])
         self._current: tuple[str, tuple[tuple[str, str], ...]] = ("", ())
 
     def current(self) -> tuple[str, tuple[tuple[str, str], ...]]:
         """(root, what is still to be mounted on it as (source, target)), as the host is now. Raises OSError."""
         view = host_view()
-        key = _key(view)
+        key = view, _stamps(view)
         if key != self._key:
-            root = self._directory / key
+            root = self._directory / hashlib.sha256(repr((view.digest, key[1])).encode()).hexdigest()[:32]
             if not root.exists():
                 self._make(view, root)
             large = tuple(bind for bind in view.binds if not bind[1].startswith(SMALL))
@@ -92,10 +93,11 @@ def _copy(source: Path, place: Path) -> None:
         place.chmod(0o755 if source.stat().st_mode & 0o001 else 0o644)
 
 
-def _key(view: HostView) -> str:
-    stamps = []
+def _stamps(view: HostView) -> list[Stamp]:
+    """What changes when a part that is copied does."""
+    found = []
     for source, target in view.binds:
         if target.startswith(SMALL):
             info = os.stat(source)
-            stamps.append((info.st_ino, info.st_mtime_ns, info.st_size))
-    return hashlib.sha256(repr((view.digest, stamps)).encode()).hexdigest()[:32]
+            found.append((info.st_ino, info.st_mtime_ns, info.st_size))
+    return found

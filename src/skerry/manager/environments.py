@@ -37,7 +37,7 @@ from skerry.images.store import Image, ImageStore
 from skerry.manager.commands import base_variables, check_variables
 from skerry.manager.executions import Executions
 from skerry.manager.reaper import Clock, Lease, Reaper
-from skerry.models import EnvironmentInfo, Outcome, State, Usage
+from skerry.models import Enforcement, EnvironmentInfo, Outcome, State, Usage
 from skerry.policy import Policy, seconds
 
 START_TIMEOUT = 60.0
@@ -48,7 +48,7 @@ REMEMBER_MAX = 1000
 PREFIX_MIN = 3
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
-log = structlog.get_logger("skerry.manager")
+log = structlog.get_logger(component="manager")
 
 
 @dataclass(eq=False, slots=True)
@@ -98,7 +98,6 @@ class Environment:
             network=self.policy.network,
             workspace=self.policy.workspace if self.instance is None else self.instance.workspace,
             limits=asdict(self.policy.limits),
-            enforced=[] if self.instance is None else [row.to_dict() for row in self.instance.enforced],
             ended_reason=self.reason if self.state is State.ENDED else "",
         )
 
@@ -112,7 +111,7 @@ class EnvironmentManager:
         images: ImageStore,
         *,
         clock: Clock | None = None,
-        open_channel: Callable[[socket], Awaitable[Channel]] = Channel.open,
+        open_channel: Callable[[socket], Awaitable[Channel]] = Channel.begin,
     ) -> None:
         self._registry = registry
         self._images = images
@@ -133,6 +132,12 @@ class EnvironmentManager:
             for environment_id in await backend.list():
                 log.warning("sweep", environment=environment_id, backend=backend.name)
                 await backend.stop(environment_id)
+
+    def ready(self) -> str:
+        """The isolation that an environment gets now. Raises DaemonUnavailable, IsolationUnavailable."""
+        if self._closing:
+            raise DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
+        return self._registry.pick(Policy().isolation)[1].isolation
 
     async def create(
         self,
@@ -254,6 +259,11 @@ class EnvironmentManager:
         self._reaper.watch(environment.id, environment.lease)
         return environment.expires_at
 
+    def enforced(self, ref: str) -> list[Enforcement]:
+        """Every limit and protection as the kernel says it is now; nothing any more for one that has ended."""
+        environment = self.find(ref)
+        return environment.backend.enforced(environment.id) if environment.state is State.RUNNING else []
+
     async def usage(self, ref: str) -> Usage:
         """What the kernel has counted; nothing any more for one that has ended."""
         environment = self.find(ref)
@@ -301,16 +311,15 @@ class EnvironmentManager:
         spec = InstanceSpec(environment.id, environment.image, environment.policy)
         try:
             async with asyncio.timeout(START_TIMEOUT):
-                instance = await environment.backend.start(spec)
+                environment.instance = await environment.backend.start(spec)
                 channel = await self._open_channel(await environment.backend.connect(environment.id))
         except TimeoutError as error:
             raise LaunchFailed(f"the environment did not start within {START_TIMEOUT:g} s") from error
-        environment.instance = instance
         environment.executions = Executions(
             environment.id,
             environment.backend,
             channel,
-            base_variables(environment.image.env, instance.workspace_path, environment.variables),
+            base_variables(environment.image.env, environment.instance.workspace_path, environment.variables),
             touch=environment.lease.touch,
             lost=lambda reason: self._died(environment, reason),
         )

@@ -64,6 +64,11 @@ class Execution:
             exit_code=None if result is None else result.exit_code,
         )
 
+    @property
+    def kept_from(self) -> int:
+        """How many bytes of its output, of both streams together, came before those that are kept."""
+        return sum(self._sizes.values()) - sum(len(entry.data) for entry in self.kept.entries())
+
     async def run(self, stdin: bytes | None = None) -> ExecutionResult:
         """From begin to end, with `stdin` fed to it. Raises what `begin()` does."""
         await self.begin()

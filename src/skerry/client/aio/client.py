@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from skerry.client.aio.transport import AsyncResponse
+    from skerry.client.http1 import Query
 
     Progress = Callable[[str, float], object]
 
@@ -63,10 +64,26 @@ class AsyncClient:
             os.close(daemon)
         return True
 
-    async def environments(self, ended: bool = False) -> list[EnvironmentInfo]:
-        """The running environments, and with `ended` those that ended in the last day."""
-        answer = await self.transport.call("GET", "/environments", query={"all": ended or None})
-        return [EnvironmentInfo.from_dict(raw) for raw in answer["environments"]]
+    async def environments(
+        self,
+        ended: bool = False,
+        *,
+        state: str | None = None,
+        name: str | None = None,
+        image: str | None = None,
+    ) -> list[EnvironmentInfo]:
+        """The running environments, oldest first, and with `ended` those that ended in the last day.
+
+        `state`, `name` and `image` (its name or digest) leave only those that have it. Raises InvalidRequest.
+        """
+        query: Query = {"all": ended or None, "state": state, "name": name, "image": image}
+        found: list[EnvironmentInfo] = []
+        while True:
+            answer = await self.transport.call("GET", "/environments", query=query)
+            found += [EnvironmentInfo.from_dict(raw) for raw in answer["environments"]]
+            if not answer.get("next"):
+                return found
+            query = {**query, "after": answer["next"]}
 
     async def images(self) -> list[ImageInfo]:
         """The images that environments can be made from now."""

@@ -36,7 +36,9 @@ class AsyncFiles:
     async def read_bytes(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """The content from `offset` on, at most `length` bytes of it."""
         query: Query = {"path": path, "offset": offset or None, "length": length}
-        return await (await self._transport.send("GET", f"{self._path}/read", query=query)).read()
+        accept = "application/octet-stream"
+        response = await self._transport.send("GET", f"{self._path}/read", query=query, accept=accept)
+        return await response.read()
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> str:
         """As `read_bytes`, for text. Raises InvalidRequest when it is not UTF-8."""

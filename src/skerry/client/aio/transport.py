@@ -67,12 +67,13 @@ class AsyncTransport:
         json: Any = None,
         body: bytes | AsyncIterator[bytes] | None = None,
         start: bool = True,
+        accept: str = "*/*",
     ) -> AsyncResponse:
         """Send a request and return its response as soon as the head is there, the body still to be read.
 
         `start=False`: do not start a daemon when none runs.
         """
-        headers = [("accept", "*/*")]
+        headers = [("accept", accept)]
         if json is not None:
             body = json_module.dumps(json).encode()
             headers.append(("content-type", "application/json"))

@@ -9,14 +9,12 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import structlog
-from fastapi import FastAPI, Request, Response
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from skerry.errors import InvalidRequest, NotFound, PlatformError, SkerryError
+from skerry.errors import SkerryError
 
-log = structlog.get_logger("skerry.daemon")
+log = structlog.get_logger(component="daemon")
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 WATCH_AFTER = 0.05
 """Seconds before anybody looks whether the client is still there: most executions have ended by then."""
@@ -32,34 +30,8 @@ def line(body: dict[str, Any]) -> bytes:
     return _encode(body).encode() + b"\n"
 
 
-def problem(error: SkerryError) -> Response:
-    return Response(_encode(error.to_dict()), error.status, media_type="application/problem+json")
-
-
-def handle_errors(app: FastAPI) -> None:
-    """Every failure leaves as a problem: ours with their own code, all others as `internal`."""
-
-    async def ours(request: Request, error: Exception) -> Response:
-        assert isinstance(error, SkerryError)
-        return problem(error)
-
-    async def routing(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        what = f"{request.method} {request.url.path}"
-        if error.status_code == 404:
-            return problem(NotFound(f"there is no {what}"))
-        return problem(InvalidRequest(f"{what}: {error.detail}"))
-
-    async def gone(request: Request, error: Exception) -> Response:
-        return Response(status_code=400)
-
-    async def other(request: Request, error: Exception) -> Response:
-        return problem(PlatformError(f"internal error: {type(error).__name__}", hint="see the daemon's log"))
-
-    app.add_exception_handler(SkerryError, ours)
-    app.add_exception_handler(HTTPException, routing)
-    app.add_exception_handler(ClientDisconnect, gone)
-    app.add_exception_handler(Exception, other)
+def problem(error: SkerryError, headers: dict[str, str] | None = None) -> Response:
+    return Response(_encode(error.to_dict()), error.status, headers, media_type="application/problem+json")
 
 
 class Stream(Response):
@@ -96,16 +68,15 @@ class Stream(Response):
 
 async def begun(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """The same chunks, once the first is there: what fails until then is still raised to the caller."""
-    first = await anext(chunks, None)
+    return followed(await anext(chunks, b""), chunks)
 
-    async def rest() -> AsyncGenerator[bytes, None]:
-        async with contextlib.aclosing(chunks):
-            if first is not None:
-                yield first
-                async for chunk in chunks:
-                    yield chunk
 
-    return rest()
+async def followed(first: bytes, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(chunks):
+        if first:
+            yield first
+        async for chunk in chunks:
+            yield chunk
 
 
 async def disconnected(receive: Receive) -> None:

@@ -8,13 +8,12 @@ import json
 from typing import Annotated, Any
 
 from pydantic import Field
-from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from skerry.daemon.http.executions import Start
+from skerry.daemon.http.operations import Engine, Operation
 from skerry.daemon.http.requests import Body, Text, parse
 from skerry.errors import InvalidRequest, SkerryError
-from skerry.manager.environments import EnvironmentManager
 from skerry.manager.execution import Execution
 from skerry.manager.executions import Executions
 from skerry.models import ExecutionResult, Outcome
@@ -33,19 +32,16 @@ class Control(Body):
     kill: bool = False
 
 
-def route(manager: EnvironmentManager) -> WebSocketRoute:
-    async def attach(websocket: WebSocket) -> None:
-        await websocket.accept()
-        with contextlib.suppress(WebSocketDisconnect):
-            try:
-                opening = parse(Opening, await _receive_text(websocket))
-                _, executions = manager.running(websocket.path_params["ref"])
-                await _serve(websocket, executions, opening)
-            except SkerryError as error:
-                await _say(websocket, {"event": "error", "error": error.to_dict()})
-                await websocket.close(1011)
-
-    return WebSocketRoute("/environments/{ref}/attach", attach)
+async def attach(engine: Engine, websocket: WebSocket, environment_id: str) -> None:
+    await websocket.accept()
+    with contextlib.suppress(WebSocketDisconnect):
+        try:
+            opening = parse(Opening, await _receive_text(websocket))
+            _, executions = engine.manager.running(environment_id)
+            await _serve(websocket, executions, opening)
+        except SkerryError as error:
+            await _say(websocket, {"event": "error", "error": error.to_dict()})
+            await websocket.close(1011)
 
 
 async def _serve(websocket: WebSocket, executions: Executions, opening: Opening) -> None:
@@ -68,7 +64,7 @@ async def _serve(websocket: WebSocket, executions: Executions, opening: Opening)
             await execution.over()
             result = execution.result
             await _say(
-                websocket, {"event": "ended", "result": _summary(result) if result is not None else None}
+                websocket, {"event": "ended", "result": summary(result) if result is not None else None}
             )
             await websocket.close(1000)
     finally:
@@ -125,7 +121,8 @@ async def _receive_text(websocket: WebSocket) -> str:
     return text
 
 
-def _summary(result: ExecutionResult) -> dict[str, Any]:
+def summary(result: ExecutionResult) -> dict[str, Any]:
+    """A result without the output, for those who have read it."""
     found = result.to_dict()
     for name in ("stdout", "stderr", "stdout_encoding", "stderr_encoding"):
         del found[name]
@@ -134,3 +131,23 @@ def _summary(result: ExecutionResult) -> dict[str, Any]:
 
 async def _say(websocket: WebSocket, body: dict[str, Any]) -> None:
     await websocket.send_text(json.dumps(body))
+
+
+OPERATIONS = (
+    Operation(
+        name="attach",
+        method="GET",
+        path="/environments/{environment_id}/attach",
+        tag="executions",
+        summary="Start a program, or join one, on a WebSocket",
+        text='The first message is text: what `start_execution` takes, or `{"execution_id": ...}` of one that runs. '
+        'The daemon answers `{"event": "started", "execution": ...}`, then binary messages: a byte for the '
+        'stream (1 stdout, 2 stderr) and the output; at the end `{"event": "ended", "result": ...}`. The '
+        "client sends binary messages for stdin: a 0 byte and the data, without data for its end; and text: "
+        '`{"resize": [rows, cols]}`, `{"signal": n}`, `{"kill": true}`. A program that was started here is '
+        "killed when the connection breaks. Output that is not read stops the program.",
+        handler=attach,
+        status=101,
+        websocket=True,
+    ),
+)

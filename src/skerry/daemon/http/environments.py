@@ -1,78 +1,289 @@
-"""Routes of environments: create, find, keep alive, delete."""
+"""Operations of environments: create, find, keep alive, delete."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from pydantic import WithJsonSchema
+from starlette.responses import Response
 
+from skerry.daemon.http import schemas
 from skerry.daemon.http.answers import reply
-from skerry.daemon.http.requests import Body, Text, flag, query, read_json
-from skerry.manager.environments import EnvironmentManager
-from skerry.policy import Limits, Policy
+from skerry.daemon.http.operations import IN_ENVIRONMENT, Call, Operation, Parameter
+from skerry.daemon.http.requests import Body, Seconds, Text
+from skerry.errors import (
+    Conflict,
+    DaemonUnavailable,
+    DiskFull,
+    EnvironmentEnded,
+    EnvironmentNotFound,
+    GuestFailed,
+    ImageNotFound,
+    InvalidRequest,
+    IsolationUnavailable,
+    LaunchFailed,
+)
+from skerry.manager.environments import Environment
+from skerry.models import State, Usage
+from skerry.policy import ISOLATIONS, NETWORKS, WORKSPACES, Limits, Policy
+
+PAGE_MAX = 1000
+
+# Checked by `skerry.policy`, whose words are better than a validator's; described here.
+Size = Annotated[Any, WithJsonSchema({"type": ["integer", "string"]})]
+Number = Annotated[Any, WithJsonSchema({"type": "number"})]
+Whole = Annotated[Any, WithJsonSchema({"type": "integer"})]
+Isolation = Annotated[Text, WithJsonSchema({"enum": list(ISOLATIONS)})]
+Network = Annotated[Text, WithJsonSchema({"enum": list(NETWORKS)})]
+Workspace = Annotated[Text, WithJsonSchema({"enum": list(WORKSPACES)})]
 
 
 class Create(Body):
     image: Text | None = None
+    """Name, or beginning of a digest; without it, `host`: this machine's own programs, read-only."""
     name: Text | None = None
-    isolation: Text | None = None
+    """One by which it can be found again, as long as it lives."""
+    isolation: Isolation | None = None
+    """At least this much, or the request fails."""
     profile: Text | None = None
-    network: Text | None = None
-    workspace: Text | None = None
-    memory: Any = None
-    cpus: Any = None
-    pids: Any = None
-    fds: Any = None
-    disk: Any = None
-    inodes: Any = None
-    lifetime: float | None = None
-    idle: float | None = None
+    """Which system calls there are: `default`, `strict` or `debug`."""
+    network: Network | None = None
+    workspace: Workspace | None = None
+    """`disk`, `memory`, or `auto`: disk where its limits can be enforced."""
+    memory: Size | None = None
+    """Bytes, or a text like `512m`; without swap, for everything inside."""
+    cpus: Number | None = None
+    """Cores; 0.5 is half of one."""
+    pids: Whole | None = None
+    fds: Whole | None = None
+    """Open files of each process."""
+    disk: Size | None = None
+    """Of the workspace."""
+    inodes: Whole | None = None
+    """Files and directories in the workspace."""
+    lifetime: Seconds | None = None
+    """It ends this many seconds from now, whatever it does, unless a heartbeat comes."""
+    idle: Seconds | None = None
+    """It ends when nothing has run in it for this many seconds."""
     env: dict[Text, Text] | None = None
+    """Variables of everything that runs in it."""
 
     def policy(self) -> Policy:
-        limits = self.model_dump(include={"memory", "cpus", "pids", "fds", "disk", "inodes"})
-        wanted = self.model_dump(include={"isolation", "profile", "network", "workspace"}, exclude_none=True)
+        wanted = self._given("isolation", "profile", "network", "workspace")
+        limits = self._given("memory", "cpus", "pids", "fds", "disk", "inodes")
         return Policy(**wanted, limits=Limits.parse(limits))
 
     def rest(self) -> dict[str, Any]:
-        return self.model_dump(include={"image", "name", "lifetime", "idle", "env"}, exclude_none=True)
+        return self._given("image", "name", "lifetime", "idle", "env")
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class Heartbeat(Body):
-    lifetime: float | None = None
+    lifetime: Seconds | None = None
+    """Seconds from now; without it, what the environment was created with."""
 
 
-def routes(manager: EnvironmentManager) -> APIRouter:
-    router = APIRouter(prefix="/environments")
+async def create(call: Call, body: Create) -> Response:
+    environment = await call.manager.create(policy=body.policy(), **body.rest())
+    return reply(environment.info.to_dict(), 201)
 
-    @router.post("")
-    async def create(request: Request) -> Response:
-        body = await read_json(request, Create)
-        environment = await manager.create(policy=body.policy(), **body.rest())
-        return reply(environment.info.to_dict(), 201)
 
-    @router.get("")
-    async def list_environments(request: Request) -> Response:
-        found = manager.environments(ended=flag(query(request, "all"), "all"))
-        return reply({"environments": [environment.info.to_dict() for environment in found]})
+async def list_environments(
+    call: Call, all: bool, state: str, name: str, image: str, limit: int, after: str
+) -> Response:
+    begin = _cursor(after) if after else (0.0, "")
+    found = [
+        environment
+        for environment in call.manager.environments(ended=all or state == State.ENDED)
+        if (not state or environment.state == state)
+        and (not name or environment.name == name)
+        and (not image or image in (environment.image.name, environment.image.digest))
+        and _place(environment) > begin
+    ]
+    found.sort(key=_place)
+    page = found[:limit]
+    return reply(
+        {
+            "environments": [environment.info.to_dict() for environment in page],
+            "next": "{!r}_{}".format(*_place(page[-1])) if len(found) > limit else None,
+        }
+    )
 
-    @router.get("/{ref}")
-    async def inspect(ref: str) -> Response:
-        info = manager.find(ref).info.to_dict()
-        return reply({**info, "usage": (await manager.usage(ref)).to_dict()})
 
-    @router.delete("/{ref}")
-    async def delete(ref: str) -> Response:
-        environment = await manager.delete(ref)
-        return reply({"environment_id": environment.id, "deleted": True})
+def _place(environment: Environment) -> tuple[float, str]:
+    """Where it is in every list: nothing that comes later takes a place before it."""
+    return environment.created_at, environment.id
 
-    @router.post("/{ref}/heartbeat")
-    async def heartbeat(ref: str, request: Request) -> Response:
-        body = await read_json(request, Heartbeat)
-        return reply({"expires_at": manager.heartbeat(ref, body.lifetime)})
 
-    @router.get("/{ref}/usage")
-    async def usage(ref: str) -> Response:
-        return reply((await manager.usage(ref)).to_dict())
+def _cursor(after: str) -> tuple[float, str]:
+    at, _, environment_id = after.partition("_")
+    try:
+        return float(at), environment_id
+    except ValueError:
+        raise InvalidRequest("parameter 'after' is not the 'next' of another page") from None
 
-    return router
+
+async def inspect(call: Call, environment_id: str) -> Response:
+    info = call.manager.find(environment_id).info.to_dict()
+    info["enforced"] = [row.to_dict() for row in call.manager.enforced(environment_id)]
+    return reply({**info, "usage": (await call.manager.usage(environment_id)).to_dict()})
+
+
+async def delete(call: Call, environment_id: str) -> Response:
+    environment = await call.manager.delete(environment_id)
+    return reply({"environment_id": environment.id, "deleted": True})
+
+
+async def heartbeat(call: Call, environment_id: str, body: Heartbeat) -> Response:
+    return reply({"expires_at": call.manager.heartbeat(environment_id, body.lifetime)})
+
+
+async def usage(call: Call, environment_id: str) -> Response:
+    return reply((await call.manager.usage(environment_id)).to_dict())
+
+
+USAGE_EXAMPLE = {
+    "cpu_seconds": 1.25,
+    "memory_bytes": 20971520,
+    "memory_peak_bytes": 41943040,
+    "pids": 3,
+    "io_read_bytes": 0,
+    "io_write_bytes": 4096,
+    "oom_kills": 0,
+}
+DETAILS_EXAMPLE = {
+    "environment_id": "k3v9x1m2p7qa",
+    "state": "running",
+    "image": "host",
+    "image_digest": "sha256:5e0c3f",
+    "isolation": "namespace",
+    "backend": "namespace",
+    "created_at": 1767225600.0,
+    "expires_at": 1767229200.0,
+    "lifetime": 3600.0,
+    "idle": 900.0,
+    "name": "web",
+    "profile": "default",
+    "network": "none",
+    "workspace": "disk",
+    "limits": {
+        "cpus": 1.0,
+        "memory": 536870912,
+        "pids": 256,
+        "fds": 1024,
+        "disk": 2147483648,
+        "inodes": 131072,
+    },
+    "enforced": [{"name": "memory", "enforced": True, "value": "536870912", "by": "cgroup v2 memory.max"}],
+    "ended_reason": "",
+    "usage": USAGE_EXAMPLE,
+}
+EXAMPLE = {key: value for key, value in DETAILS_EXAMPLE.items() if key != "usage"} | {"enforced": []}
+
+OPERATIONS = (
+    Operation(
+        name="create_environment",
+        method="POST",
+        path="/environments",
+        tag="environments",
+        summary="Create an environment",
+        text="Answers when it runs. What is left out has a safe default. It lives until it is deleted, until its "
+        "`lifetime` is over, or until it was `idle` for too long.",
+        handler=create,
+        body=Create,
+        body_example={"name": "web", "memory": "512m", "cpus": 1, "lifetime": 3600},
+        status=201,
+        answer=schemas.Environment,
+        answer_example=EXAMPLE,
+        errors=(
+            Conflict,
+            ImageNotFound,
+            EnvironmentEnded,
+            IsolationUnavailable,
+            LaunchFailed,
+            GuestFailed,
+            DiskFull,
+            DaemonUnavailable,
+        ),
+    ),
+    Operation(
+        name="list_environments",
+        method="GET",
+        path="/environments",
+        tag="environments",
+        summary="List environments",
+        text="Oldest first, in pages: give the `next` of an answer as `after` to get what follows.",
+        handler=list_environments,
+        query=(
+            Parameter("all", "boolean", "Also those that ended in the last day.", default=False),
+            Parameter(
+                "state",
+                "string",
+                "Only those in this state.",
+                default="",
+                choices=tuple(map(str, State)),
+                example="running",
+            ),
+            Parameter("name", "string", "Only those of this name.", default="", example="web"),
+            Parameter("image", "string", "Only those of this image: its name or its digest.", default=""),
+            Parameter(
+                "limit", "integer", "How many at most.", default=PAGE_MAX, least=1, most=PAGE_MAX, example=10
+            ),
+            Parameter("after", "string", "The `next` of the page before.", default=""),
+        ),
+        answer=schemas.Environments,
+        answer_example={"environments": [EXAMPLE], "next": None},
+    ),
+    Operation(
+        name="get_environment",
+        method="GET",
+        path="/environments/{environment_id}",
+        tag="environments",
+        summary="Inspect an environment",
+        text="With what it uses, and every limit as the kernel really has it. One that has ended is still known for "
+        "a day, with the reason why.",
+        handler=inspect,
+        answer=schemas.EnvironmentDetails,
+        answer_example=DETAILS_EXAMPLE,
+        errors=(EnvironmentNotFound,),
+    ),
+    Operation(
+        name="delete_environment",
+        method="DELETE",
+        path="/environments/{environment_id}",
+        tag="environments",
+        summary="Delete an environment",
+        text="With all that runs in it and all its files. Deleting one that has ended already is fine.",
+        handler=delete,
+        answer=schemas.Deleted,
+        answer_example={"environment_id": "k3v9x1m2p7qa", "deleted": True},
+        errors=(EnvironmentNotFound,),
+    ),
+    Operation(
+        name="heartbeat",
+        method="POST",
+        path="/environments/{environment_id}/heartbeat",
+        tag="environments",
+        summary="Say that it is still wanted",
+        handler=heartbeat,
+        body=Heartbeat,
+        body_example={"lifetime": 3600},
+        answer=schemas.Lease,
+        answer_example={"expires_at": 1767229200.0},
+        errors=IN_ENVIRONMENT,
+    ),
+    Operation(
+        name="get_usage",
+        method="GET",
+        path="/environments/{environment_id}/usage",
+        tag="environments",
+        summary="What it has used",
+        text="As the kernel counted; null for what this machine cannot tell.",
+        handler=usage,
+        answer=Usage,
+        answer_example=USAGE_EXAMPLE,
+        errors=(EnvironmentNotFound,),
+    ),
+)

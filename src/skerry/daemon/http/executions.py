@@ -1,42 +1,59 @@
-"""Routes of executions: run and wait, start in the background, look at, feed, signal, kill, read the log."""
+"""Operations of executions: run and wait, start in the background, look at, feed, signal, kill, read the log."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import AsyncGenerator
-from typing import Literal
 
-from fastapi import APIRouter, Request, Response
-from starlette.routing import Route
+from starlette.responses import Response
 
+from skerry.daemon.http import schemas
 from skerry.daemon.http.answers import Stream, Watch, line, reply
-from skerry.daemon.http.requests import UPLOAD_LIMIT, Body, Text, flag, query, read_json, read_raw
-from skerry.errors import InvalidRequest
+from skerry.daemon.http.environments import USAGE_EXAMPLE
+from skerry.daemon.http.operations import (
+    IN_ENVIRONMENT,
+    IN_EXECUTION,
+    NDJSON,
+    OCTETS,
+    Call,
+    Operation,
+    Parameter,
+)
+from skerry.daemon.http.requests import UPLOAD_LIMIT, Body, Encoding, Seconds, Text, decode
+from skerry.errors import Busy, InvalidRequest
 from skerry.manager.commands import OUTPUT_LIMIT, Command
-from skerry.manager.environments import EnvironmentManager
 from skerry.manager.output import STREAM_NAMES, Log
 from skerry.models import Outcome, encode_bytes
 
 
 class Execute(Body):
     command: Text | None = None
+    """Text for a shell that remembers: working directory, variables, functions."""
     argv: list[Text] | None = None
+    """A program and its arguments, without a shell; instead of `command`."""
     shell: Text = "main"
-    timeout: float | None = None
+    """Which shell runs the command; each name is a shell of its own."""
+    timeout: Seconds | None = None
+    """After this many seconds it is killed, with everything it started."""
+    timeout_seconds: Seconds | None = None
+    """Another name for `timeout`."""
     output_limit: int | None = None
+    """Bytes of each stream; what is beyond is cut and flagged."""
     stdin: Text | None = None
-    stdin_encoding: Literal["utf-8", "base64"] = "utf-8"
+    stdin_encoding: Encoding = "utf-8"
     cwd: Text | None = None
+    """Relative to the workspace."""
     env: dict[Text, Text] | None = None
     user: Text | None = None
+    """`appuser` or `root`, which is root of the environment alone."""
 
     def to_command(self) -> Command:
+        if self.timeout is not None and self.timeout_seconds is not None:
+            raise InvalidRequest("timeout and timeout_seconds are the same: give one")
         return Command(
             argv=self.argv,
             text=self.command,
             shell=self.shell if self.argv is None else "",
-            timeout=self.timeout,
+            timeout=self.timeout if self.timeout is not None else self.timeout_seconds,
             output_limit=OUTPUT_LIMIT if self.output_limit is None else self.output_limit,
             stdin=self.stdin is not None,
             cwd=self.cwd,
@@ -45,14 +62,7 @@ class Execute(Body):
         )
 
     def input(self) -> bytes | None:
-        if self.stdin is None:
-            return None
-        try:
-            if self.stdin_encoding == "base64":
-                return base64.b64decode(self.stdin, validate=True)
-            return self.stdin.encode("utf-8", "surrogateescape")
-        except (binascii.Error, ValueError) as error:
-            raise InvalidRequest(f"stdin is not {self.stdin_encoding}") from error
+        return None if self.stdin is None else decode(self.stdin, self.stdin_encoding, "stdin")
 
 
 class Terminal(Body):
@@ -62,13 +72,20 @@ class Terminal(Body):
 
 class Start(Body):
     command: Text | None = None
+    """Text for `sh -c`."""
     argv: list[Text] | None = None
+    """A program and its arguments, instead of `command`."""
     pty: Terminal | None = None
+    """With a terminal of this size; everything it writes is then `stdout`."""
     stdin: bool = False
-    timeout: float | None = None
+    """Whether it shall have a standard input."""
+    timeout: Seconds | None = None
+    """After this many seconds it is killed, with everything it started."""
     cwd: Text | None = None
+    """Relative to the workspace."""
     env: dict[Text, Text] | None = None
     user: Text | None = None
+    """`appuser` or `root`, which is root of the environment alone."""
 
     def to_command(self) -> Command:
         return Command(
@@ -85,79 +102,61 @@ class Start(Body):
 
 class Signal(Body):
     signal: int
+    """Its number: 2 is SIGINT, 15 is SIGTERM."""
 
 
-def execute_route(manager: EnvironmentManager) -> Route:
-    """The one route whose speed is felt: a plain one, without what FastAPI does around the others."""
-
-    async def execute(request: Request) -> Response:
-        body = await read_json(request, Execute)
-        command, stdin = body.to_command(), body.input()
-        _, executions = manager.running(request.path_params["ref"])
-        execution = executions.prepare(command)
-        with Watch(request.receive, lambda: execution.stop(Outcome.CANCELED, "the client went away")):
-            result = await execution.run(stdin)
-        return reply(result.to_dict())
-
-    return Route("/environments/{ref}/execute", execute, methods=["POST"])
+async def execute(call: Call, environment_id: str, body: Execute) -> Response:
+    command, stdin = body.to_command(), body.input()
+    _, executions = call.manager.running(environment_id)
+    execution = executions.prepare(command)
+    with Watch(call.receive, lambda: execution.stop(Outcome.CANCELED, "the client went away")):
+        result = await execution.run(stdin)
+    return reply(result.to_dict())
 
 
-def routes(manager: EnvironmentManager) -> APIRouter:
-    router = APIRouter(prefix="/environments/{ref}")
+async def start(call: Call, environment_id: str, body: Start) -> Response:
+    command = body.to_command()
+    _, executions = call.manager.running(environment_id)
+    execution = await executions.start(command)
+    executions.follow(execution)
+    return reply(execution.info.to_dict(), 201)
 
-    @router.post("/executions")
-    async def start(ref: str, request: Request) -> Response:
-        command = (await read_json(request, Start)).to_command()
-        _, executions = manager.running(ref)
-        execution = await executions.start(command)
-        executions.follow(execution)
-        return reply(execution.info.to_dict(), 201)
 
-    @router.get("/executions")
-    async def list_executions(ref: str) -> Response:
-        _, executions = manager.running(ref)
-        return reply({"executions": [execution.info.to_dict() for execution in executions.list()]})
+async def list_executions(call: Call, environment_id: str) -> Response:
+    _, executions = call.manager.running(environment_id)
+    return reply({"executions": [execution.info.to_dict() for execution in executions.list()]})
 
-    @router.get("/executions/{execution_id}")
-    async def inspect(ref: str, execution_id: str) -> Response:
-        execution = manager.running(ref)[1].find(execution_id)
-        found = execution.info.to_dict()
-        if execution.result is not None:
-            found["result"] = execution.result.to_dict()
-        return reply(found)
 
-    @router.post("/executions/{execution_id}/signal")
-    async def signal(ref: str, execution_id: str, request: Request) -> Response:
-        body = await read_json(request, Signal)
-        manager.running(ref)[1].find(execution_id).signal(body.signal)
-        return reply({})
+async def inspect(call: Call, environment_id: str, execution_id: str) -> Response:
+    execution = call.manager.running(environment_id)[1].find(execution_id)
+    result = execution.result
+    return reply({**execution.info.to_dict(), "result": None if result is None else result.to_dict()})
 
-    @router.post("/executions/{execution_id}/stdin")
-    async def stdin(ref: str, execution_id: str, request: Request) -> Response:
-        eof = flag(query(request, "eof"), "eof")
-        execution = manager.running(ref)[1].find(execution_id)
-        async for chunk in read_raw(request, UPLOAD_LIMIT):
-            await execution.write(chunk)
-        if eof:
-            await execution.close_stdin()
-        return reply({})
 
-    @router.delete("/executions/{execution_id}")
-    async def kill(ref: str, execution_id: str) -> Response:
-        execution = manager.running(ref)[1].find(execution_id)
-        execution.stop(Outcome.CANCELED, "killed on request")
-        await execution.over()
-        return reply({})
+async def signal(call: Call, environment_id: str, execution_id: str, body: Signal) -> Response:
+    call.manager.running(environment_id)[1].find(execution_id).signal(body.signal)
+    return reply({})
 
-    @router.get("/logs")
-    async def logs(ref: str, request: Request) -> Response:
-        parameters = query(request, "follow", "execution")
-        lines = _log_lines(
-            manager.running(ref)[1].log, flag(parameters, "follow"), parameters.get("execution", "")
-        )
-        return Stream(lines, "application/x-ndjson")
 
-    return router
+async def stdin(call: Call, environment_id: str, execution_id: str, eof: bool) -> Response:
+    execution = call.manager.running(environment_id)[1].find(execution_id)
+    async for chunk in call.chunks(UPLOAD_LIMIT):
+        await execution.write(chunk)
+    if eof:
+        await execution.close_stdin()
+    return reply({})
+
+
+async def kill(call: Call, environment_id: str, execution_id: str) -> Response:
+    execution = call.manager.running(environment_id)[1].find(execution_id)
+    execution.stop(Outcome.CANCELED, "killed on request")
+    await execution.over()
+    return reply({})
+
+
+async def logs(call: Call, environment_id: str, follow: bool, execution: str) -> Response:
+    log = call.manager.running(environment_id)[1].log
+    return Stream(_log_lines(log, follow, execution), NDJSON)
 
 
 async def _log_lines(log: Log, follow: bool, only: str) -> AsyncGenerator[bytes, None]:
@@ -178,3 +177,153 @@ async def _log_lines(log: Log, follow: bool, only: str) -> AsyncGenerator[bytes,
             )
     finally:
         log.leave(tap)
+
+
+EXAMPLE = {
+    "execution_id": "b8t2c6w4y0hn",
+    "environment_id": "k3v9x1m2p7qa",
+    "command": "python3 server.py",
+    "state": "running",
+    "started_at": 1767225601.5,
+    "pid": 12,
+    "pty": False,
+    "outcome": "",
+    "exit_code": None,
+}
+RESULT_EXAMPLE = {
+    "error": False,
+    "stdout": "hello\n",
+    "stderr": "",
+    "exit_code": 0,
+    "execution_id": "b8t2c6w4y0hn",
+    "outcome": "completed",
+    "stdout_encoding": "utf-8",
+    "stderr_encoding": "utf-8",
+    "stdout_size": 6,
+    "stderr_size": 0,
+    "stdout_truncated": False,
+    "stderr_truncated": False,
+    "duration_seconds": 0.0012,
+    "usage": USAGE_EXAMPLE,
+    "message": "",
+}
+
+OPERATIONS = (
+    Operation(
+        name="execute",
+        method="POST",
+        path="/environments/{environment_id}/execute",
+        tag="executions",
+        summary="Run a command and wait for its result",
+        text="A command that fails, hangs or is killed is a result (200), never an error. Commands of one shell "
+        "wait for each other. If the connection breaks, the command is killed.",
+        handler=execute,
+        body=Execute,
+        body_example={"command": "cd src && make test", "timeout": 60},
+        answer=schemas.Result,
+        answer_example=RESULT_EXAMPLE,
+        errors=(*IN_ENVIRONMENT, Busy),
+    ),
+    Operation(
+        name="start_execution",
+        method="POST",
+        path="/environments/{environment_id}/executions",
+        tag="executions",
+        summary="Start a program in the background",
+        text="Its recent output is kept. Read it as it comes with `events`, or with `attach`, which can also write.",
+        handler=start,
+        body=Start,
+        body_example={"command": "python3 server.py", "stdin": True},
+        status=201,
+        answer=schemas.Execution,
+        answer_example=EXAMPLE,
+        errors=(*IN_ENVIRONMENT, Busy),
+    ),
+    Operation(
+        name="list_executions",
+        method="GET",
+        path="/environments/{environment_id}/executions",
+        tag="executions",
+        summary="List what runs, and what ran lately in the background",
+        handler=list_executions,
+        answer=schemas.Executions,
+        answer_example={"executions": [EXAMPLE]},
+        errors=IN_ENVIRONMENT,
+    ),
+    Operation(
+        name="get_execution",
+        method="GET",
+        path="/environments/{environment_id}/executions/{execution_id}",
+        tag="executions",
+        summary="Inspect an execution",
+        handler=inspect,
+        answer=schemas.ExecutionDetails,
+        answer_example={**EXAMPLE, "result": None},
+        errors=IN_EXECUTION,
+    ),
+    Operation(
+        name="signal_execution",
+        method="POST",
+        path="/environments/{environment_id}/executions/{execution_id}/signal",
+        tag="executions",
+        summary="Send a signal",
+        handler=signal,
+        body=Signal,
+        body_example={"signal": 15},
+        answer=schemas.Nothing,
+        answer_example={},
+        errors=IN_EXECUTION,
+    ),
+    Operation(
+        name="write_stdin",
+        method="POST",
+        path="/environments/{environment_id}/executions/{execution_id}/stdin",
+        tag="executions",
+        summary="Write to its standard input",
+        text="Answers when the program has been given everything.",
+        handler=stdin,
+        query=(Parameter("eof", "boolean", "Close it afterwards.", default=False, example=True),),
+        uploads=(OCTETS,),
+        body_example="yes\n",
+        answer=schemas.Nothing,
+        answer_example={},
+        errors=IN_EXECUTION,
+    ),
+    Operation(
+        name="kill_execution",
+        method="DELETE",
+        path="/environments/{environment_id}/executions/{execution_id}",
+        tag="executions",
+        summary="Kill it, with everything that it started",
+        text="Answers when nothing of it is left. Killing one that has ended is fine.",
+        handler=kill,
+        answer=schemas.Nothing,
+        answer_example={},
+        errors=IN_EXECUTION,
+    ),
+    Operation(
+        name="read_logs",
+        method="GET",
+        path="/environments/{environment_id}/logs",
+        tag="executions",
+        summary="The recent output of everything that ran",
+        text="One JSON object a line. A reader that is too slow misses some, and is told how much.",
+        handler=logs,
+        query=(
+            Parameter(
+                "follow", "boolean", "Go on with what comes, until the environment ends.", default=False
+            ),
+            Parameter("execution", "string", "Only of this execution.", default=""),
+        ),
+        answer=schemas.LogLine,
+        media=(NDJSON,),
+        answer_example={
+            "t": 1767225601.75,
+            "execution_id": "b8t2c6w4y0hn",
+            "stream": "stdout",
+            "data": "hello\n",
+            "encoding": "utf-8",
+        },
+        errors=IN_ENVIRONMENT,
+    ),
+)

@@ -1,49 +1,49 @@
-"""Routes of files. Every path is resolved by the guest, inside the environment, as its user."""
+"""Operations of files. Every path is resolved by the guest, inside the environment, as its user."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Literal
 
-from fastapi import APIRouter, Request, Response
+from starlette.responses import Response
 
-from skerry.daemon.http.answers import Stream, begun, line, reply
-from skerry.daemon.http.requests import (
-    UPLOAD_LIMIT,
-    Body,
-    Text,
-    flag,
-    number,
-    query,
-    read_json,
-    read_raw,
-    required,
+from skerry.daemon.http import schemas
+from skerry.daemon.http.answers import Stream, begun, followed, line, reply
+from skerry.daemon.http.operations import (
+    IN_ENVIRONMENT,
+    JSON,
+    NDJSON,
+    OCTETS,
+    TAR,
+    Call,
+    Operation,
+    Parameter,
 )
-from skerry.errors import InvalidRequest
+from skerry.daemon.http.requests import JSON_LIMIT, UPLOAD_LIMIT, Body, Encoding, Text, decode
+from skerry.errors import (
+    DiskFull,
+    FileConflict,
+    FileDenied,
+    FileMissing,
+    InvalidRequest,
+    LimitReached,
+    PathOutside,
+)
 from skerry.guest import files
 from skerry.guest.channel import READ_MAX, WRITE_MAX, Channel
 from skerry.manager.environments import EnvironmentManager
-from skerry.models import FileInfo
+from skerry.models import FileEvent, FileInfo, encode_bytes
 
 ENTRIES_AT_ONCE = 500
 
 
 class Write(Body):
     path: Text
+    """Relative to the workspace. The directories above it are made."""
     content: Text
-    encoding: Literal["utf-8", "base64"] = "utf-8"
-
-    def data(self) -> bytes:
-        try:
-            if self.encoding == "base64":
-                return base64.b64decode(self.content, validate=True)
-            return self.content.encode("utf-8", "surrogateescape")
-        except (binascii.Error, ValueError) as error:
-            raise InvalidRequest(f"content is not {self.encoding}") from error
+    encoding: Encoding = "utf-8"
+    """`base64` for content that is no text."""
 
 
 class Path(Body):
@@ -55,90 +55,86 @@ class Rename(Body):
     target: Text
 
 
-def routes(manager: EnvironmentManager) -> APIRouter:
-    router = APIRouter(prefix="/environments/{ref}/files")
+async def read(call: Call, environment_id: str, path: str, offset: int, length: int | None) -> Response:
+    content = _read(call.manager, environment_id, path, offset, length)
+    if call.accepts(OCTETS):
+        first = await anext(content, b"")
+        if len(first) == READ_MAX:
+            return Stream(followed(first, content), OCTETS)
+        await content.aclose()
+        return Response(first, media_type=OCTETS)
+    found = bytearray()
+    async with contextlib.aclosing(content):
+        async for chunk in content:
+            found += chunk
+            if len(found) > JSON_LIMIT:
+                raise LimitReached(
+                    f"{path} has more than {JSON_LIMIT} bytes", hint=f"read a part, or accept {OCTETS}"
+                )
+    text, encoding = encode_bytes(bytes(found))
+    return reply({"error": False, "content": text, "encoding": encoding, "size": len(found)})
 
-    @router.get("/read")
-    async def read(ref: str, request: Request) -> Response:
-        parameters = query(request, "path", "offset", "length")
-        path, offset = required(parameters, "path"), number(parameters, "offset") or 0
-        chunks = await begun(_read(manager, ref, path, offset, number(parameters, "length")))
-        return Stream(chunks, "application/octet-stream")
 
-    @router.post("/write")
-    async def write(ref: str, request: Request) -> Response:
-        if request.headers.get("content-type", "").partition(";")[0].strip() == "application/octet-stream":
-            parameters = query(request, "path", "offset")
-            path, offset = required(parameters, "path"), number(parameters, "offset")
-            chunks = read_raw(request, UPLOAD_LIMIT)
+async def write(
+    call: Call, environment_id: str, path: str, offset: int | None, body: Write | None
+) -> Response:
+    if body is None:
+        if not path:
+            raise InvalidRequest("parameter 'path' is missing")
+        chunks = call.chunks(UPLOAD_LIMIT)
+    elif path or offset is not None:
+        raise InvalidRequest("a JSON body names the path itself, and replaces the whole file")
+    else:
+        path, chunks = body.path, _once(decode(body.content, body.encoding, "content"))
+    with call.manager.using(environment_id) as channel:
+        size = await _write(channel, path, offset, chunks)
+    return reply({"error": False, "message": "File saved successfully.", "size": size})
+
+
+async def stat(call: Call, environment_id: str, path: str) -> Response:
+    with call.manager.using(environment_id) as channel:
+        return reply((await channel.stat(path)).to_dict())
+
+
+async def list_files(call: Call, environment_id: str, path: str, recursive: bool) -> Response:
+    with call.manager.using(environment_id) as channel:
+        found = await files.list_directory(channel, path, recursive)
+    return Stream(_entries(found), JSON)
+
+
+async def mkdir(call: Call, environment_id: str, body: Path) -> Response:
+    with call.manager.using(environment_id) as channel:
+        await channel.mkdir(body.path)
+    return reply({})
+
+
+async def rename(call: Call, environment_id: str, body: Rename) -> Response:
+    with call.manager.using(environment_id) as channel:
+        await channel.rename(body.source, body.target)
+    return reply({})
+
+
+async def remove(call: Call, environment_id: str, path: str, recursive: bool) -> Response:
+    with call.manager.using(environment_id) as channel:
+        if recursive:
+            await files.remove_tree(channel, path)
         else:
-            query(request)
-            body = await read_json(request, Write)
-            path, offset, chunks = body.path, None, _once(body.data())
-        with manager.using(ref) as channel:
-            size = await _write(channel, path, offset, chunks)
-        return reply({"error": False, "message": "File saved successfully.", "size": size})
+            await channel.remove(path)
+    return reply({})
 
-    @router.get("/stat")
-    async def stat(ref: str, request: Request) -> Response:
-        path = required(query(request, "path"), "path")
-        with manager.using(ref) as channel:
-            return reply((await channel.stat(path)).to_dict())
 
-    @router.get("/list")
-    async def list_files(ref: str, request: Request) -> Response:
-        parameters = query(request, "path", "recursive")
-        with manager.using(ref) as channel:
-            found = await files.list_directory(
-                channel, parameters.get("path", "."), flag(parameters, "recursive")
-            )
-        return Stream(_entries(found), "application/json")
+async def download(call: Call, environment_id: str, path: str, contents: bool) -> Response:
+    return Stream(await begun(_archive(call.manager, environment_id, path, contents)), TAR)
 
-    @router.post("/mkdir")
-    async def mkdir(ref: str, request: Request) -> Response:
-        body = await read_json(request, Path)
-        with manager.using(ref) as channel:
-            await channel.mkdir(body.path)
-        return reply({})
 
-    @router.post("/rename")
-    async def rename(ref: str, request: Request) -> Response:
-        body = await read_json(request, Rename)
-        with manager.using(ref) as channel:
-            await channel.rename(body.source, body.target)
-        return reply({})
+async def upload(call: Call, environment_id: str, path: str) -> Response:
+    with call.manager.using(environment_id) as channel:
+        await files.untar(channel, path, call.chunks(UPLOAD_LIMIT))
+    return reply({"message": "Archive unpacked."})
 
-    @router.delete("")
-    async def remove(ref: str, request: Request) -> Response:
-        parameters = query(request, "path", "recursive")
-        path = required(parameters, "path")
-        with manager.using(ref) as channel:
-            if flag(parameters, "recursive"):
-                await files.remove_tree(channel, path)
-            else:
-                await channel.remove(path)
-        return reply({})
 
-    @router.get("/archive")
-    async def download(ref: str, request: Request) -> Response:
-        parameters = query(request, "path", "contents")
-        path, contents = required(parameters, "path"), flag(parameters, "contents")
-        return Stream(await begun(_archive(manager, ref, path, contents)), "application/x-tar")
-
-    @router.put("/archive")
-    async def upload(ref: str, request: Request) -> Response:
-        path = required(query(request, "path"), "path")
-        with manager.using(ref) as channel:
-            await files.untar(channel, path, read_raw(request, UPLOAD_LIMIT))
-        return reply({"message": "Archive unpacked."})
-
-    @router.get("/watch")
-    async def watch(ref: str, request: Request) -> Response:
-        parameters = query(request, "path", "recursive")
-        path, recursive = required(parameters, "path"), flag(parameters, "recursive", True)
-        return Stream(await begun(_watch(manager, ref, path, recursive)), "application/x-ndjson")
-
-    return router
+async def watch(call: Call, environment_id: str, path: str, recursive: bool) -> Response:
+    return Stream(await begun(_watch(call.manager, environment_id, path, recursive)), NDJSON)
 
 
 async def _read(
@@ -200,3 +196,175 @@ async def _watch(
         async with contextlib.aclosing(files.watch(channel, path, recursive)) as events:
             async for event in events:
                 yield line(event.to_dict())
+
+
+PATH = Parameter("path", "string", "Relative to the workspace.", required=True, example="src/main.py")
+RECURSIVE = Parameter("recursive", "boolean", "With everything below it.", default=False)
+ERRORS = (*IN_ENVIRONMENT, PathOutside, FileMissing, FileDenied, FileConflict)
+WRITE_ERRORS = (*ERRORS, DiskFull)
+EXAMPLE = {
+    "path": "src/main.py",
+    "type": "file",
+    "size": 14,
+    "mode": 420,
+    "modified_at": 1767225601.5,
+    "uid": 1000,
+    "gid": 1000,
+    "target": "",
+}
+
+OPERATIONS = (
+    Operation(
+        name="write_file",
+        method="POST",
+        path="/environments/{environment_id}/files/write",
+        tag="files",
+        summary="Make or replace a file",
+        text="As JSON, or as the bytes themselves with `path` (and `offset`) in the query.",
+        handler=write,
+        query=(
+            Parameter("path", "string", "For a body of bytes: relative to the workspace.", default=""),
+            Parameter("offset", "integer", "For a body of bytes: overwrite from here on; the rest stays."),
+        ),
+        body=Write,
+        uploads=(OCTETS,),
+        body_example={"path": "src/main.py", "content": "print('hello')\n"},
+        answer=schemas.Saved,
+        answer_example={"error": False, "message": "File saved successfully.", "size": 15},
+        errors=WRITE_ERRORS,
+    ),
+    Operation(
+        name="read_file",
+        method="GET",
+        path="/environments/{environment_id}/files/read",
+        tag="files",
+        summary="Read a file",
+        text=f"As JSON, up to {JSON_LIMIT} bytes; or as the bytes themselves, however many, for "
+        f"`Accept: {OCTETS}`.",
+        handler=read,
+        query=(
+            PATH,
+            Parameter("offset", "integer", "Where to begin.", default=0),
+            Parameter("length", "integer", "How many bytes at most."),
+        ),
+        headers=(Parameter("Accept", "string", f"`{OCTETS}` for the bytes themselves."),),
+        answer=schemas.Content,
+        media=(JSON, OCTETS),
+        answer_example={"error": False, "content": "print('hello')\n", "encoding": "utf-8", "size": 15},
+        errors=(*ERRORS, LimitReached),
+    ),
+    Operation(
+        name="stat_file",
+        method="GET",
+        path="/environments/{environment_id}/files/stat",
+        tag="files",
+        summary="What a path is",
+        text="Symlinks are not followed.",
+        handler=stat,
+        query=(PATH,),
+        answer=FileInfo,
+        answer_example=EXAMPLE,
+        errors=ERRORS,
+    ),
+    Operation(
+        name="list_files",
+        method="GET",
+        path="/environments/{environment_id}/files/list",
+        tag="files",
+        summary="List a directory",
+        handler=list_files,
+        query=(
+            Parameter("path", "string", "Relative to the workspace.", default=".", example="src"),
+            RECURSIVE,
+        ),
+        answer=schemas.Entries,
+        answer_example={"entries": [EXAMPLE]},
+        errors=(*ERRORS, LimitReached),
+    ),
+    Operation(
+        name="make_directory",
+        method="POST",
+        path="/environments/{environment_id}/files/mkdir",
+        tag="files",
+        summary="Make a directory, and those above it",
+        text="An existing one is fine.",
+        handler=mkdir,
+        body=Path,
+        body_example={"path": "src/data"},
+        answer=schemas.Nothing,
+        answer_example={},
+        errors=WRITE_ERRORS,
+    ),
+    Operation(
+        name="rename_file",
+        method="POST",
+        path="/environments/{environment_id}/files/rename",
+        tag="files",
+        summary="Rename or move a file or directory",
+        handler=rename,
+        body=Rename,
+        body_example={"source": "main.py", "target": "src/main.py"},
+        answer=schemas.Nothing,
+        answer_example={},
+        errors=WRITE_ERRORS,
+    ),
+    Operation(
+        name="remove_file",
+        method="DELETE",
+        path="/environments/{environment_id}/files",
+        tag="files",
+        summary="Remove a file or a directory",
+        handler=remove,
+        query=(PATH, RECURSIVE),
+        answer=schemas.Nothing,
+        answer_example={},
+        errors=ERRORS,
+    ),
+    Operation(
+        name="download_archive",
+        method="GET",
+        path="/environments/{environment_id}/files/archive",
+        tag="files",
+        summary="Download a file or a directory as a tar",
+        handler=download,
+        query=(
+            PATH,
+            Parameter(
+                "contents", "boolean", "What is in the directory, without its own name.", default=False
+            ),
+        ),
+        media=(TAR,),
+        errors=ERRORS,
+    ),
+    Operation(
+        name="upload_archive",
+        method="PUT",
+        path="/environments/{environment_id}/files/archive",
+        tag="files",
+        summary="Unpack a tar into a directory",
+        handler=upload,
+        query=(PATH,),
+        uploads=(TAR, OCTETS),
+        body_example="@src.tar",
+        answer=schemas.Unpacked,
+        answer_example={"message": "Archive unpacked."},
+        errors=WRITE_ERRORS,
+    ),
+    Operation(
+        name="watch_files",
+        method="GET",
+        path="/environments/{environment_id}/files/watch",
+        tag="files",
+        summary="Watch for changes",
+        text="One JSON object a line; the first is of the kind `ready`: from there on nothing is missed.",
+        handler=watch,
+        query=(
+            PATH,
+            Parameter("recursive", "boolean", "Also in the directories below it.", default=True),
+        ),
+        answer=FileEvent,
+        media=(NDJSON,),
+        answer_example={"kind": "modified", "path": "src/main.py", "cookie": 0},
+        errors=ERRORS,
+    ),
+)

@@ -1,4 +1,4 @@
-"""Routes of images: list, inspect, remove; build and import, which take long and tell how far they are."""
+"""Operations of images: list, inspect, remove; build and import, which take long and tell how far they are."""
 
 from __future__ import annotations
 
@@ -9,76 +9,73 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
-from fastapi import APIRouter, Request, Response
+from starlette.responses import Response
 
+from skerry.daemon.http import schemas
 from skerry.daemon.http.answers import Stream, line, log, reply
-from skerry.daemon.http.requests import Body, Text, query, read_json, read_raw, required
-from skerry.errors import Conflict, DiskFull, PlatformError, SkerryError
+from skerry.daemon.http.operations import NDJSON, OCTETS, TAR, Call, Operation, Parameter
+from skerry.daemon.http.requests import Body, Text
+from skerry.errors import Conflict, DiskFull, ImageNotFound, PlatformError, SkerryError
 from skerry.images import definition
 from skerry.images.build import build
 from skerry.images.importer import import_archive
 from skerry.images.progress import Progress, Report
-from skerry.images.store import Image, ImageStore, check_name
-from skerry.manager.environments import EnvironmentManager
+from skerry.images.store import Image, check_name
 
 ARCHIVE_LIMIT = 64 << 30
 
 
 class Build(Body):
     name: Text
+    """Of the definition, which becomes the image's."""
 
 
-def routes(store: ImageStore, manager: EnvironmentManager) -> APIRouter:
-    router = APIRouter(prefix="/images")
-
-    @router.get("")
-    async def list_images() -> Response:
-        found = await asyncio.to_thread(store.list)
-        names = sorted(definition.available())
-        return reply({"images": [image.info().to_dict() for image in found], "definitions": names})
-
-    @router.post("/build")
-    async def build_image(request: Request) -> Response:
-        wanted = definition.find((await read_json(request, Build)).name)
-        return Stream(_work(lambda report: build(wanted, store, report)), "application/x-ndjson")
-
-    @router.post("/import")
-    async def import_image(request: Request) -> Response:
-        name = check_name(required(query(request, "name"), "name"))
-        uploaded = contextlib.ExitStack()
-        try:
-            folder = await asyncio.to_thread(uploaded.enter_context, store.staging())
-            await _receive(request, folder / "archive")
-        except BaseException:
-            await asyncio.to_thread(uploaded.close)
-            raise
-
-        def work(report: Report) -> Image:
-            with uploaded:
-                return import_archive(folder / "archive", name, store, report)
-
-        return Stream(_work(work), "application/x-ndjson")
-
-    @router.get("/{ref}")
-    async def inspect(ref: str) -> Response:
-        image = await asyncio.to_thread(store.get, ref)
-        users = manager.in_use().get(image.digest, [])
-        return reply({**image.info().to_dict(), "env": image.env, "environments": users})
-
-    @router.delete("/{ref}")
-    async def remove(ref: str) -> Response:
-        await asyncio.to_thread(store.remove, ref, lambda image: image.digest in manager.in_use())
-        return reply({})
-
-    return router
+async def list_images(call: Call) -> Response:
+    found = await asyncio.to_thread(call.engine.store.list)
+    names = sorted(definition.available())
+    return reply({"images": [image.info().to_dict() for image in found], "definitions": names})
 
 
-async def _receive(request: Request, path: Path) -> None:
+async def build_image(call: Call, body: Build) -> Response:
+    wanted = definition.find(body.name)
+    return Stream(_work(lambda report: build(wanted, call.engine.store, report)), NDJSON)
+
+
+async def import_image(call: Call, name: str) -> Response:
+    name = check_name(name)
+    uploaded = contextlib.ExitStack()
+    try:
+        folder = await asyncio.to_thread(uploaded.enter_context, call.engine.store.staging())
+        await _receive(call, folder / "archive")
+    except BaseException:
+        await asyncio.to_thread(uploaded.close)
+        raise
+
+    def work(report: Report) -> Image:
+        with uploaded:
+            return import_archive(folder / "archive", name, call.engine.store, report)
+
+    return Stream(_work(work), NDJSON)
+
+
+async def inspect(call: Call, image: str) -> Response:
+    found = await asyncio.to_thread(call.engine.store.get, image)
+    users = call.manager.in_use().get(found.digest, [])
+    return reply({**found.info().to_dict(), "env": found.env, "environments": users})
+
+
+async def remove(call: Call, image: str) -> Response:
+    in_use = call.manager.in_use
+    await asyncio.to_thread(call.engine.store.remove, image, lambda found: found.digest in in_use())
+    return reply({})
+
+
+async def _receive(call: Call, path: Path) -> None:
     """Write the body to a new file. Raises LimitReached, DiskFull, PlatformError."""
     try:
         file = await asyncio.to_thread(path.open, "xb")
         with file:
-            async for chunk in read_raw(request, ARCHIVE_LIMIT):
+            async for chunk in call.chunks(ARCHIVE_LIMIT):
                 await asyncio.to_thread(file.write, chunk)
     except OSError as error:
         kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else PlatformError
@@ -124,3 +121,82 @@ async def _work(job: Callable[[Report], Image]) -> AsyncGenerator[bytes, None]:
         unwanted.set()
         with contextlib.suppress(Exception):
             await asyncio.shield(working)
+
+
+EXAMPLE = {
+    "name": "dev",
+    "digest": "sha256:9b1f04",
+    "kind": "rootfs",
+    "size": 734003200,
+    "created_at": 1767225600.0,
+    "description": "git, Python, Node and a C compiler",
+}
+
+OPERATIONS = (
+    Operation(
+        name="list_images",
+        method="GET",
+        path="/images",
+        tag="images",
+        summary="List images, and what can be built",
+        handler=list_images,
+        answer=schemas.Images,
+        answer_example={"images": [EXAMPLE], "definitions": ["dev"]},
+    ),
+    Operation(
+        name="build_image",
+        method="POST",
+        path="/images/build",
+        tag="images",
+        summary="Build an image from its definition",
+        text="Tells how far it is, one JSON object a line; the last has the `image`, or the `error`. If the "
+        "connection breaks, the build ends.",
+        handler=build_image,
+        body=Build,
+        body_example={"name": "dev"},
+        answer=schemas.Progress,
+        media=(NDJSON,),
+        answer_example={"step": "installing packages", "fraction": 0.4},
+        errors=(ImageNotFound,),
+    ),
+    Operation(
+        name="import_image",
+        method="POST",
+        path="/images/import",
+        tag="images",
+        summary="Make an image from an archive",
+        text="A tar of a root filesystem, an OCI layout, or what `docker save` writes; compressed or not. Answers "
+        "as `build_image` does.",
+        handler=import_image,
+        query=(Parameter("name", "string", "What it shall be called.", required=True, example="mine"),),
+        uploads=(OCTETS, TAR),
+        body_example="@rootfs.tar",
+        answer=schemas.Progress,
+        media=(NDJSON,),
+        answer_example={"image": EXAMPLE},
+        errors=(DiskFull,),
+    ),
+    Operation(
+        name="get_image",
+        method="GET",
+        path="/images/{image}",
+        tag="images",
+        summary="Inspect an image",
+        handler=inspect,
+        answer=schemas.ImageDetails,
+        answer_example={**EXAMPLE, "env": {"LANG": "C.UTF-8"}, "environments": ["k3v9x1m2p7qa"]},
+        errors=(ImageNotFound,),
+    ),
+    Operation(
+        name="remove_image",
+        method="DELETE",
+        path="/images/{image}",
+        tag="images",
+        summary="Remove an image",
+        text="By name: the name, and the image with its last one. By digest: the image with all its names.",
+        handler=remove,
+        answer=schemas.Nothing,
+        answer_example={},
+        errors=(ImageNotFound, Conflict),
+    ),
+)

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
-from collections.abc import AsyncIterator
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from fastapi import Request
-from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError
+from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError, WithJsonSchema
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from skerry.errors import InvalidRequest, LimitReached
 
+if TYPE_CHECKING:
+    from skerry.daemon.http.operations import Parameter
+
 JSON_LIMIT = 16 << 20
 UPLOAD_LIMIT = 1 << 30
+BOOLEANS = {"0": False, "1": True, "false": False, "true": True}
 
-Text = InstanceOf[str]
+Text = Annotated[InstanceOf[str], WithJsonSchema({"type": "string"})]
 """Any str: unlike for pydantic's own, lone surrogates are fine; they stand for bytes that are not UTF-8."""
+Seconds = Annotated[
+    float,
+    WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "maximum": 365 * 86400, "title": "Seconds"}),
+]
+Encoding = Literal["utf-8", "base64"]
 
 
 class Body(BaseModel):
@@ -28,9 +40,9 @@ class Body(BaseModel):
 AnyBody = TypeVar("AnyBody", bound=Body)
 
 
-async def read_json(request: Request, model: type[AnyBody]) -> AnyBody:
-    """Raises InvalidRequest, LimitReached."""
-    return parse(model, b"".join([chunk async for chunk in read_raw(request, JSON_LIMIT)]))
+async def read_json(receive: Receive, model: type[AnyBody]) -> AnyBody:
+    """Raises InvalidRequest, LimitReached, ClientDisconnect."""
+    return parse(model, b"".join([chunk async for chunk in read_raw(receive, JSON_LIMIT)]))
 
 
 def parse(model: type[AnyBody], text: bytes | str) -> AnyBody:
@@ -43,10 +55,26 @@ def parse(model: type[AnyBody], text: bytes | str) -> AnyBody:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
 
 
-async def read_raw(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """The body as it comes. Raises LimitReached."""
+def decode(text: str, encoding: Encoding, what: str) -> bytes:
+    """Bytes that came as text. Raises InvalidRequest."""
+    try:
+        if encoding == "base64":
+            return base64.b64decode(text, validate=True)
+        return text.encode("utf-8", "surrogateescape")
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"{what} is not {encoding}") from error
+
+
+async def read_raw(receive: Receive, limit: int) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises LimitReached, ClientDisconnect."""
     size = 0
-    async for chunk in request.stream():
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
+        more = message.get("more_body", False)
         size += len(chunk)
         if size > limit:
             raise LimitReached(f"the body is larger than {limit} bytes")
@@ -54,49 +82,50 @@ async def read_raw(request: Request, limit: int) -> AsyncIterator[bytes]:
             yield chunk
 
 
-def query(request: Request, *known: str) -> dict[str, str]:
-    """The query string, with bytes that are not UTF-8 kept as surrogate escapes. Raises InvalidRequest."""
-    found: dict[str, str] = {}
-    raw: bytes = request.scope["query_string"]
+def query(raw: bytes, parameters: Iterable[Parameter]) -> dict[str, Any]:
+    """What a query string gives, by name. Bytes that are not UTF-8 stay as surrogate escapes.
+
+    Raises InvalidRequest.
+    """
+    known = {parameter.name: parameter for parameter in parameters}
+    found: dict[str, Any] = {}
     for pair in raw.split(b"&") if raw else ():
         name, _, value = (
             unquote_to_bytes(part.replace(b"+", b" ")).decode("utf-8", "surrogateescape")
             for part in pair.partition(b"=")
         )
         if name not in known:
-            raise InvalidRequest(f"unknown parameter {name!r}", hint=f"known: {', '.join(known)}")
+            raise InvalidRequest(
+                f"unknown parameter {name!r}",
+                hint=f"known: {', '.join(known)}" if known else "there are none",
+            )
         if name in found:
             raise InvalidRequest(f"parameter {name!r} is given twice")
-        found[name] = value
+        found[name] = _value(known[name], value)
+    for name, parameter in known.items():
+        if parameter.required and name not in found:
+            raise InvalidRequest(f"parameter {name!r} is missing")
     return found
 
 
-def required(parameters: dict[str, str], name: str) -> str:
-    """Raises InvalidRequest."""
-    value = parameters.get(name, "")
-    if not value:
-        raise InvalidRequest(f"parameter {name!r} is missing")
-    return value
-
-
-def flag(parameters: dict[str, str], name: str, default: bool = False) -> bool:
-    """Raises InvalidRequest."""
-    value = parameters.get(name)
-    if value is None:
-        return default
-    if value not in ("0", "1", "true", "false"):
-        raise InvalidRequest(f"parameter {name!r} must be 0 or 1, not {value!r}")
-    return value in ("1", "true")
-
-
-def number(parameters: dict[str, str], name: str) -> int | None:
-    """A whole number from 0, or None when it is not given. Raises InvalidRequest."""
-    value = parameters.get(name)
-    if value is None:
-        return None
-    if not value.isascii() or not value.isdecimal() or len(value) > 18:
-        raise InvalidRequest(f"parameter {name!r} must be a whole number, not {value!r}")
-    return int(value)
+def _value(parameter: Parameter, text: str) -> Any:
+    if parameter.kind == "boolean":
+        if text not in BOOLEANS:
+            raise InvalidRequest(f"parameter {parameter.name!r} must be 0 or 1, not {text!r}")
+        return BOOLEANS[text]
+    if parameter.kind == "integer":
+        number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else -1
+        if not parameter.least <= number <= parameter.most:
+            allowed = f"a whole number from {parameter.least} to {parameter.most}"
+            raise InvalidRequest(f"parameter {parameter.name!r} must be {allowed}, not {text!r}")
+        return number
+    if parameter.required and not text:
+        raise InvalidRequest(f"parameter {parameter.name!r} is empty")
+    if parameter.choices and text not in parameter.choices:
+        raise InvalidRequest(
+            f"parameter {parameter.name!r} cannot be {text!r}", hint=f"known: {', '.join(parameter.choices)}"
+        )
+    return text
 
 
 def _explain(error: ValidationError) -> str:

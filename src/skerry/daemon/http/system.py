@@ -1,53 +1,158 @@
-"""Routes of the daemon itself."""
+"""Operations of the daemon itself."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
-from collections.abc import Callable
+import sys
 
-from fastapi import APIRouter, Request, Response
+from starlette.responses import Response
 
+from skerry._version import VERSION
 from skerry.daemon.http.answers import reply
-from skerry.daemon.http.requests import Body, read_json
-from skerry.errors import Conflict
-from skerry.manager.environments import EnvironmentManager
+from skerry.daemon.http.operations import Call, Operation
+from skerry.daemon.http.requests import Body
+from skerry.daemon.http.schemas import Doctor, Health, Readiness, Stopping, Version
+from skerry.errors import Conflict, DaemonUnavailable, PlatformError
 
 API_VERSION = 1
+DOCTOR_SECONDS = 120.0
+
+_one_doctor = asyncio.Lock()
 
 
 class Stop(Body):
     force: bool = False
+    """Also when environments are alive: they are deleted."""
 
 
-def routes(manager: EnvironmentManager, *, version: str, home: str, stop: Callable[[], None]) -> APIRouter:
-    """`stop` makes the daemon end after the answer has been sent."""
-    router = APIRouter()
+async def health(call: Call) -> Response:
+    return reply({"status": "ok"})
 
-    @router.get("/healthz")
-    async def health() -> Response:
-        return reply({"status": "ok"})
 
-    @router.get("/version")
-    async def about() -> Response:
-        return reply(
-            {
-                "version": version,
-                "api": API_VERSION,
-                "pid": os.getpid(),
-                "home": home,
-                "environments": len(manager),
-            }
+async def ready(call: Call) -> Response:
+    return reply({"status": "ready", "isolation": call.engine.readiness.check()})
+
+
+async def version(call: Call) -> Response:
+    return reply(
+        {
+            "version": VERSION,
+            "api": API_VERSION,
+            "pid": os.getpid(),
+            "home": call.engine.home.path,
+            "environments": len(call.manager),
+        }
+    )
+
+
+async def doctor(call: Call) -> Response:
+    # A process of its own: it starts namespaces and mounts things, which must not hold up the daemon. One at a
+    # time: what it makes on the host has fixed names.
+    async with _one_doctor:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "skerry.daemon.doctor", "--json"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "SKERRY_HOME": call.engine.home.path},
         )
+        try:
+            async with asyncio.timeout(DOCTOR_SECONDS):
+                report, _ = await process.communicate()
+        except TimeoutError as error:
+            process.kill()
+            await process.wait()
+            raise PlatformError(f"the doctor did not finish within {DOCTOR_SECONDS:g} s") from error
+    try:
+        return reply(json.loads(report))
+    except ValueError as error:
+        raise PlatformError("the doctor failed", hint="see the daemon's log") from error
 
-    @router.post("/stop")
-    async def stop_daemon(request: Request) -> Response:
-        body = await read_json(request, Stop)
-        if len(manager) and not body.force:
-            raise Conflict(
-                f"{len(manager)} environments are alive", hint="stop with force to delete them too"
-            )
-        await manager.delete_all("the daemon stopped")
-        stop()
-        return reply({"stopping": True})
 
-    return router
+async def stop(call: Call, body: Stop) -> Response:
+    if len(call.manager) and not body.force:
+        raise Conflict(
+            f"{len(call.manager)} environments are alive", hint="stop with force to delete them too"
+        )
+    await call.manager.delete_all("the daemon stopped")
+    call.engine.stop()
+    return reply({"stopping": True})
+
+
+OPERATIONS = (
+    Operation(
+        name="health",
+        method="GET",
+        path="/healthz",
+        tag="daemon",
+        summary="Is the daemon alive?",
+        handler=health,
+        answer=Health,
+        answer_example={"status": "ok"},
+    ),
+    Operation(
+        name="ready",
+        method="GET",
+        path="/readyz",
+        tag="daemon",
+        summary="Can it start environments?",
+        text="Cheap enough to ask every second. `/doctor` tells more, by trying everything.",
+        handler=ready,
+        answer=Readiness,
+        answer_example={"status": "ready", "isolation": "namespace"},
+        errors=(DaemonUnavailable,),
+    ),
+    Operation(
+        name="version",
+        method="GET",
+        path="/version",
+        tag="daemon",
+        summary="Which daemon is this?",
+        handler=version,
+        answer=Version,
+        answer_example={
+            "version": VERSION,
+            "api": API_VERSION,
+            "pid": 4711,
+            "home": "/var/lib/skerry",
+            "environments": 2,
+        },
+    ),
+    Operation(
+        name="doctor",
+        method="GET",
+        path="/doctor",
+        tag="daemon",
+        summary="What can this machine do?",
+        text="Tries everything that environments need, and last starts one. Takes about a second.",
+        handler=doctor,
+        answer=Doctor,
+        answer_example={
+            "version": VERSION,
+            "isolation": "namespace",
+            "checks": [
+                {"name": "landlock", "status": "ok", "found": "ABI 7", "fix": ""},
+                {
+                    "name": "image building",
+                    "status": "warning",
+                    "found": "mmdebstrap is missing: only `image import` works",
+                    "fix": "apt install mmdebstrap",
+                },
+            ],
+        },
+    ),
+    Operation(
+        name="stop",
+        method="POST",
+        path="/stop",
+        tag="daemon",
+        summary="Stop the daemon",
+        handler=stop,
+        body=Stop,
+        body_example={"force": True},
+        answer=Stopping,
+        answer_example={"stopping": True},
+        errors=(Conflict,),
+    ),
+)

@@ -1,0 +1,58 @@
+"""Operations that describe all operations: OpenAPI, and a page for people. Made when somebody asks."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+from typing import Any
+
+from starlette.responses import Response
+
+from skerry.daemon.http.operations import JSON, Call, Operation
+
+HTML = "text/html"
+
+
+@cache
+def _documents() -> tuple[bytes, Response]:
+    # Here, not above: none of it is needed to serve anything else, and the table lists this module's operations.
+    import json
+
+    from skerry.daemon.http import openapi, page, table
+
+    document = openapi.document(table.OPERATIONS)
+    html = page.render(document)
+    headers = {"content-security-policy": page.CONTENT_SECURITY_POLICY, "x-content-type-options": "nosniff"}
+    return json.dumps(document).encode(), Response(html, headers=headers, media_type=HTML)
+
+
+async def describe(call: Call) -> Response:
+    text, _ = await asyncio.to_thread(_documents)
+    return Response(text, media_type=JSON)
+
+
+async def show(call: Call) -> Response:
+    _, page = await asyncio.to_thread(_documents)
+    return page
+
+
+OPERATIONS = (
+    Operation(
+        name="openapi",
+        method="GET",
+        path="/openapi.json",
+        tag="documentation",
+        summary="This document",
+        handler=describe,
+        answer=dict[str, Any],
+    ),
+    Operation(
+        name="docs",
+        method="GET",
+        path="/docs",
+        tag="documentation",
+        summary="The documentation of this API, as a page",
+        handler=show,
+        media=(HTML,),
+    ),
+)

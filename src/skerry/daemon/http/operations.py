@@ -1,0 +1,136 @@
+"""What an operation of the API is: one row of the table that routing, checks and documentation are made from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from starlette.types import Receive, Scope
+
+from skerry.daemon.http.readiness import Readiness
+from skerry.daemon.http.requests import Body, read_raw
+from skerry.errors import (
+    Conflict,
+    EnvironmentEnded,
+    EnvironmentNotFound,
+    ExecutionNotFound,
+    GuestFailed,
+    SkerryError,
+)
+from skerry.images.store import ImageStore
+from skerry.manager.environments import EnvironmentManager
+from skerry.settings import Home
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+EVENTS = "text/event-stream"
+OCTETS = "application/octet-stream"
+TAR = "application/x-tar"
+
+IN_ENVIRONMENT = (EnvironmentNotFound, EnvironmentEnded, Conflict, GuestFailed)
+"""What everything that happens inside an environment can fail with."""
+IN_EXECUTION = (*IN_ENVIRONMENT, ExecutionNotFound)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What the operations work on. `stop` makes the daemon end after the answer has been sent."""
+
+    manager: EnvironmentManager
+    store: ImageStore
+    home: Home
+    readiness: Readiness
+    stop: Callable[[], None]
+
+
+class Call:
+    """One request on its way through its handler."""
+
+    __slots__ = ("engine", "receive", "scope")
+
+    def __init__(self, engine: Engine, scope: Scope, receive: Receive) -> None:
+        self.engine = engine
+        self.scope = scope
+        self.receive = receive
+
+    @property
+    def manager(self) -> EnvironmentManager:
+        return self.engine.manager
+
+    def header(self, name: bytes) -> str:
+        """The value of a header (its name in lower case), or ""."""
+        for key, value in self.scope["headers"]:
+            if key == name:
+                return str(value, "latin-1")
+        return ""
+
+    def media_type(self) -> str:
+        """What the body is said to be; "" when nothing is said."""
+        return self.header(b"content-type").partition(";")[0].strip().lower()
+
+    def accepts(self, media_type: str) -> bool:
+        """Whether the caller asks for this media type by name."""
+        return media_type in self.header(b"accept").lower()
+
+    def chunks(self, limit: int) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises LimitReached, ClientDisconnect."""
+        return read_raw(self.receive, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter in the query string, or a header. One that is not given has its default."""
+
+    name: str
+    kind: Literal["string", "integer", "boolean"]
+    text: str
+    required: bool = False
+    default: Any = None
+    least: int = 0
+    most: int = 1 << 53
+    choices: tuple[str, ...] = ()
+    example: Any = None
+
+
+Handler = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method on one path.
+
+    The handler is called with a Call and returns a Response; that of a WebSocket is called with the engine and
+    the WebSocket, and returns nothing. By name it is given what stands in the path, every parameter of the query,
+    and `body`: the validated model, or None for an upload. What it raises must be in `errors`, but for what every
+    operation of its kind can fail with.
+    """
+
+    name: str
+    method: str
+    path: str
+    """With the names of its variable parts in braces; each is one segment."""
+    tag: str
+    summary: str
+    handler: Handler
+    text: str = ""
+    query: tuple[Parameter, ...] = ()
+    headers: tuple[Parameter, ...] = ()
+    body: type[Body] | None = None
+    uploads: tuple[str, ...] = ()
+    """Media types of bodies that are taken as they are."""
+    body_example: Any = None
+    status: int = 200
+    answer: Any = None
+    """The type of the JSON answer (of each line of NDJSON, of each event); None: bytes."""
+    media: tuple[str, ...] = (JSON,)
+    answer_example: Any = None
+    also: dict[int, str] = field(default_factory=dict)
+    """Other statuses of success, without a body, and what they mean."""
+    errors: tuple[type[SkerryError], ...] = ()
+    websocket: bool = False
+    defaults: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        defaults = {parameter.name: parameter.default for parameter in self.query}
+        object.__setattr__(self, "defaults", defaults)
