@@ -11,13 +11,14 @@ import subprocess
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from skerry.errors import StoreUnavailable, StoreUnusable
+from skerry.errors import InvalidRequest, StoreUnavailable, StoreUnusable
 from skerry.store import Connection, Store, audit, quotas
 from skerry.store.quotas import Quota
 from tests.integration.stores import entry, on, writer
@@ -170,14 +171,20 @@ def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
         on(f"sqlite://{tmp_path}/store.db", nothing)
 
 
-def test_a_postgres_that_is_not_there_is_told() -> None:
-    pytest.importorskip("psycopg")
-
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("postgresql://u:hunter2@127.0.0.1:1/none", StoreUnavailable),
+        ("postgresql://u:hunter2@127.0.0.1/none?nonsense=1", InvalidRequest),
+        ("postgresql://u:hunter2@127.0.0.1:x/none", StoreUnavailable),
+    ],
+)
+def test_a_postgres_that_cannot_be_is_told_without_its_password(url: str, error: type[Exception]) -> None:
     async def nothing(store: Store) -> None: ...
 
-    with pytest.raises(StoreUnavailable, match="Postgres") as caught:
-        on("postgresql://u:hunter2@127.0.0.1:1/none", nothing)
-    assert "hunter2" not in str(caught.value)
+    with pytest.raises(error, match="Postgres") as caught:
+        on(url, nothing)
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT], ids=["restart", "crash"])

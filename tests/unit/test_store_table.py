@@ -55,7 +55,15 @@ def test_canonical_text_does_not_depend_on_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "sqlite:relative.db", "sqlite://host/x.db", "mysql://u:hunter2@h/d", "/x.db"]
+    "url",
+    [
+        "",
+        "sqlite:relative.db",
+        "sqlite://host/x.db",
+        "mysql://u:hunter2@h/d",
+        "/x.db",
+        "postgresql://u:hunter2@[/d",
+    ],
 )
 def test_a_url_that_is_none_is_refused_without_repeating_it(url: str) -> None:
     with pytest.raises(InvalidRequest) as caught:

@@ -62,6 +62,8 @@ class PostgresConnection(Connection):
                 application_name="skerry",
                 client_encoding="UTF8",
             )
+        except psycopg.ProgrammingError:  # which may quote the URL
+            raise InvalidRequest("not a URL that Postgres understands") from None
         except psycopg.Error as error:
             raise _translate(error) from error
         try:

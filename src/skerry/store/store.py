@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from skerry.errors import InvalidRequest, StoreUnavailable
@@ -16,6 +16,7 @@ from skerry.store.writer import Writer
 
 T = TypeVar("T")
 READERS = 3
+_URLS = "sqlite:///absolute/path/of/a/file or postgresql://user@host/database"
 
 
 class Store:
@@ -82,26 +83,26 @@ class Store:
     def _read(self, work: Callable[[Connection], T]) -> T:
         tx = self._reader()
         try:
-            value = work(tx)
-            tx.rollback()
-        except BaseException:
-            self._drop(tx)
-            raise
-        return value
+            return work(tx)
+        finally:
+            try:
+                tx.rollback()
+            except StoreUnavailable:
+                self._drop(tx)
 
     def _reader(self) -> Connection:
         """This thread's connection, with a transaction; replaced when it broke while it was idle."""
-        tx: Any = getattr(self._mine, "tx", None)
-        if tx is not None:
+        mine: Connection | None = getattr(self._mine, "tx", None)
+        if mine is not None:
             try:
-                tx.begin()
-                return tx  # type: ignore[no-any-return]
+                mine.begin()
+                return mine
             except StoreUnavailable:
-                self._drop(tx)
-        tx = self._mine.tx = self._database.reader()
-        self._readers.add(tx)
-        tx.begin()
-        return tx  # type: ignore[no-any-return]
+                self._drop(mine)
+        new = self._mine.tx = self._database.reader()
+        self._readers.add(new)
+        new.begin()
+        return new
 
     def _drop(self, tx: Connection) -> None:
         self._mine.tx = None
@@ -110,7 +111,11 @@ class Store:
 
 
 def _database(url: str) -> Database:
-    parts = urlsplit(url)
+    # No error repeats the URL: it may hold a password.
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise InvalidRequest("not the URL of a store", hint=_URLS) from None
     if parts.scheme == "sqlite" and not parts.netloc and parts.path.startswith("/"):
         from skerry.store.sqlite import SqliteDatabase
 
@@ -120,8 +125,4 @@ def _database(url: str) -> Database:
         from skerry.store.postgres import PostgresDatabase
 
         return PostgresDatabase(url)
-    # Not the URL itself: it may hold a password.
-    raise InvalidRequest(
-        f"not the URL of a store: {parts.scheme or 'no scheme'}",
-        hint="sqlite:///absolute/path/of/a/file or postgresql://user@host/database",
-    )
+    raise InvalidRequest(f"not the URL of a store: {parts.scheme or 'no scheme'}", hint=_URLS)

@@ -137,7 +137,8 @@ class Writer:
 
     def _drop(self) -> None:
         if self._tx is not None:
-            self._tx.close()
+            with contextlib.suppress(Exception):
+                self._tx.close()
             self._tx = None
 
 
