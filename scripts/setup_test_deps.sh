@@ -15,7 +15,7 @@ missing=()
 for program in "${!package[@]}"; do
     command -v "$program" >/dev/null || missing+=("${package[$program]}")
 done
-# Debian keeps the server's programs out of PATH. Installing them makes no cluster and starts nothing.
+# Debian keeps the server's programs out of PATH.
 if [ "${1:-}" != bench ] && ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then
     missing+=(postgresql)
 fi
