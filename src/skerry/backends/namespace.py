@@ -100,8 +100,11 @@ class NamespaceBackend:
                 blank.launch.send(rest.encode(), fds)
             blank.launch.keep()
             blank.cgroup.apply(policy.limits)
+            blank.directory.note({"workspace": kind, "shared": root.shared})
             await blank.launch.done()
             shared = [*root.shared, *(why for step, why in blank.launch.weaker if step == "own")]
+            if shared != root.shared:
+                blank.directory.note({"workspace": kind, "shared": shared})
             self._live[blank.id] = _Live(blank.cgroup, Running(blank.launch.pid), blank.uid_base)
             self._facts[blank.id] = _Facts(policy, kind, shared)
             undo.pop_all()
@@ -112,6 +115,21 @@ class NamespaceBackend:
                 REFILL_AFTER, self._volumes.want, limits.disk, limits.inodes
             )
         return Instance(blank.id, kind, "/workspace")
+
+    async def adopt(self, spec: InstanceSpec) -> Instance:
+        id_ = spec.environment_id
+        directory = InstanceDirectory(self._instances, id_)
+        record, facts = directory.load(), directory.noted()
+        if record is None or facts is None or (running := Running.from_record(record)) is None:
+            raise EnvironmentNotFound(f"nothing runs of environment {id_}")
+        try:
+            cgroup = self._cgroups.open(id_)
+        except EnvironmentNotFound:
+            running.handle.close()
+            raise
+        self._live[id_] = _Live(cgroup, running, record.uid_base)
+        self._facts[id_] = _Facts(spec.policy, facts["workspace"], facts["shared"])
+        return Instance(id_, facts["workspace"], "/workspace")
 
     async def connect(self, environment_id: str) -> socket.socket:
         return InstanceDirectory(self._instances, environment_id).connect()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from skerry.models import Outcome
 from skerry.store.connection import Connection
@@ -16,6 +17,10 @@ class ExecutionRecord:
     environment_id: str
     command: str
     """For people."""
+    process: int = 0
+    """The guest's number for it."""
+    detail: dict[str, Any] = field(default_factory=dict)
+    """What its manager needs to take it over again. No secret may be in it."""
     started_at: float
     ended_at: float | None = None
     outcome: str = ""
@@ -23,7 +28,7 @@ class ExecutionRecord:
 
 
 LONGEST_COMMAND = 1000
-_table = Table("executions", ExecutionRecord)
+_table = Table("executions", ExecutionRecord, documents=("detail",))
 
 
 def insert(tx: Connection, record: ExecutionRecord) -> None:

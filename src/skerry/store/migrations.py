@@ -62,6 +62,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             id TEXT NOT NULL PRIMARY KEY,
             environment_id TEXT NOT NULL REFERENCES environments (id) ON DELETE CASCADE,
             command TEXT NOT NULL,
+            process BIGINT NOT NULL,
+            detail TEXT NOT NULL,
             started_at DOUBLE PRECISION NOT NULL,
             ended_at DOUBLE PRECISION,
             outcome TEXT NOT NULL,
