@@ -35,8 +35,8 @@
  *
  * The answers, a message each: "P<pid>" of the new process; "B" when a list without `guest` is done: send the next;
  * "W<tab>step<tab>errno<tab>detail" where a step could do less than it was asked to; "R": ready. The guest then waits
- * for a last message, with which the daemon says that it has written down whose it is: without it, because the daemon
- * died perhaps, it ends, and so does everything else here. "E<tab>step<tab>errno<tab>detail" ends the launch; the
+ * for a last message (which may have come before), with which the daemon says that it has written down whose it is:
+ * without it, because the daemon died perhaps, it ends, and so does everything else here. "E<tab>step<tab>errno<tab>detail" ends the launch; the
  * daemon explains it to people.
  */
 #define _GNU_SOURCE
@@ -258,20 +258,21 @@ static void attach_below(int mount_fd, const char *path, const char *subdirector
     close(target);
 }
 
-/* Until the pivot two directories that every host has serve as footholds: /proc for the stage, /dev for the new root.
- * What the host has there is covered in this mount namespace alone; whatever is needed of it was opened before. */
+/* It covers a directory that every host has, in this mount namespace alone. Whatever is needed of the host's /proc and
+ * /dev was opened before. */
 static void stage(void)
 {
     char options[] = "size=4k,nr_inodes=8,mode=0555";
     stage_fd = root_fd = new_filesystem("tmpfs", options, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC);
     check(syscall(NR_MOVE_MOUNT, root_fd, "", AT_FDCWD, "/proc", MOVE_F_EMPTY), "stage", "");
+    check(mkdirat(root_fd, "root", 0555), "stage", "root");
     check(mkdirat(root_fd, "empty", 0555), "stage", "empty");
 }
 
 static void new_root(const struct cursor *c)
 {
     root_fd = slots[slot("newroot", c->argv[1])];
-    check(syscall(NR_MOVE_MOUNT, root_fd, "", AT_FDCWD, "/dev", MOVE_F_EMPTY), "newroot", c->argv[1]);
+    check(syscall(NR_MOVE_MOUNT, root_fd, "", stage_fd, "root", MOVE_F_EMPTY), "newroot", c->argv[1]);
 }
 
 static void move(const char *path)
@@ -287,7 +288,7 @@ static void move(const char *path)
 static void make_own(const char *path)
 {
     char lower[PATH_MAX];
-    snprintf(lower, sizeof lower, "/dev/%s:/proc/empty", path); /* it takes two layers */
+    snprintf(lower, sizeof lower, "/proc/root/%s:/proc/empty", path); /* it takes two layers */
     int fs = (int)syscall(NR_FSOPEN, "overlay", 1), fd = -1;
     if (fs >= 0 && syscall(NR_FSCONFIG, fs, CONF_STRING, "lowerdir", lower, 0) == 0 &&
         syscall(NR_FSCONFIG, fs, CONF_CREATE, NULL, NULL, 0) == 0)
@@ -302,7 +303,7 @@ static void make_own(const char *path)
         attach("own", fd, path);
         return;
     }
-    check(syscall(NR_MOVE_MOUNT, fd, "", AT_FDCWD, "/dev", MOVE_F_EMPTY), "own", path);
+    check(syscall(NR_MOVE_MOUNT, fd, "", stage_fd, "root", MOVE_F_EMPTY), "own", path);
     close(root_fd);
     root_fd = fd;
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import leaks, support
+from tests import leaks, postgres, support
 
 SETTLE_SECONDS = 10.0
 
@@ -88,3 +88,20 @@ def as_nobody(request: pytest.FixtureRequest) -> Iterator[support.Nobody]:
     python, packages = request.getfixturevalue("_python_for_nobody")
     with support.temporary_home(support.NOBODY) as path:
         yield support.Nobody(path, python, packages)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[postgres.Server]:
+    """One Postgres for the whole run, started by the first test that asks; see tests/postgres.py."""
+    with postgres.server() as running:
+        yield running
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of an empty store, of each kind."""
+    if request.param == "postgres":
+        yield request.getfixturevalue("postgres_server").new_database()
+        return
+    with tempfile.TemporaryDirectory(prefix="skerry-test-", dir="/tmp") as folder:
+        yield f"sqlite://{folder}/store.db"

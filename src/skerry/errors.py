@@ -21,13 +21,16 @@ the platform's faults.
     │   └── FileDenied
     ├── LimitReached              a quota, a disk, a queue: what would be needed is not there
     │   ├── Busy
+    │   ├── QuotaExceeded         of a tenant
     │   └── DiskFull
     └── PlatformError             our fault, or the machine's
         ├── DaemonUnavailable
         ├── IsolationUnavailable
         ├── LaunchFailed
         ├── GuestFailed
-        └── ImageBuildFailed
+        ├── ImageBuildFailed
+        ├── StoreUnavailable      the database cannot be written or read now
+        └── StoreUnusable         it never will be, as it is: made by a newer Skerry, damaged, no driver
 
 Each class has a stable `code`, the HTTP status that carries it, and says whether a retry can help. The wire
 form is `to_dict()`; `from_dict()` rebuilds the same class from its code.
@@ -150,6 +153,11 @@ class Busy(LimitReached):
     retryable = True
 
 
+class QuotaExceeded(LimitReached):
+    code = "quota_exceeded"
+    status = 429
+
+
 class DiskFull(LimitReached):
     code = "disk_full"
     status = 507
@@ -182,6 +190,16 @@ class GuestFailed(PlatformError):
 
 class ImageBuildFailed(PlatformError):
     code = "image_build_failed"
+
+
+class StoreUnavailable(PlatformError):
+    code = "store_unavailable"
+    status = 503
+    retryable = True
+
+
+class StoreUnusable(PlatformError):
+    code = "store_unusable"
 
 
 def _tree(root: type[SkerryError]) -> dict[str, type[SkerryError]]:

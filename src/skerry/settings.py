@@ -1,5 +1,7 @@
 """Where Skerry keeps its things, and the few environment variables it reads.
 
+`SKERRY_DATABASE` is the URL of the store, if it is not to be a file in the home: `postgresql://...`
+
 `SKERRY_HOME` is the one directory of a daemon: socket, log, images, volumes, records. Two daemons with two
 homes share nothing. Defaults: `/var/lib/skerry` for root, `$XDG_STATE_HOME/skerry` (or
 `~/.local/state/skerry`) for everybody else, and `/tmp/skerry-<uid>` for a user without a writable home.
@@ -64,6 +66,27 @@ class Home:
     @property
     def instances(self) -> str:
         return f"{self.path}/instances"
+
+    @property
+    def database(self) -> str:
+        """The URL of the store: `SKERRY_DATABASE`, or a file of its own."""
+        from urllib.parse import quote  # clients never get here, and start faster without
+
+        return os.environ.get("SKERRY_DATABASE") or f"sqlite://{quote(self.path)}/state.db"
+
+    def identity(self) -> str:
+        """What tells this home's environments from those of others in a store that they share; made once."""
+        path = f"{self.path}/identity"
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            with open(path) as file:
+                return file.read().strip()
+        from skerry.ids import new_id
+
+        with open(fd, "w") as file:
+            file.write(f"{new_id()}\n")
+        return self.identity()
 
     @property
     def volumes(self) -> str:

@@ -102,7 +102,7 @@ def started(home: Path, *options: str) -> Iterator[Daemon]:
         yield daemon
     finally:
         if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
         try:
             process.wait(START_SECONDS)
         finally:

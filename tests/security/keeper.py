@@ -75,14 +75,19 @@ def weaken_blank(steps: list[Step], without: set[str], binds: list[list[str]]) -
     return [step for step in steps if step[0] not in without]
 
 
-def weaken(steps: list[Step], without: set[str]) -> list[Step]:
+def weaken_image(steps: list[Step], without: set[str]) -> list[Step]:
     """The second list without some of its defences."""
+    if "own-root" in without:
+        steps = [(*step[:3], "") if step[:2] == ("tree", "0") else step for step in steps]
+        steps.remove(("own", "."))
+    return [step for step in steps if step[0] not in without]
+
+
+def weaken(steps: list[Step], without: set[str]) -> list[Step]:
+    """The third list without some of its defences."""
     if "landlock" in without:
         at = next(i for i, step in enumerate(steps) if step[0] == "confine")
         steps = [*steps[:at], ("allow", "/", "rw"), *steps[at:]]
-    if "own-root" in without:
-        steps = [(*step[:3], "") if step[:2] == ("tree", "1") else step for step in steps]
-        steps.remove(("own", "."))
     return [step for step in steps if step[0] not in without]
 
 
@@ -134,12 +139,8 @@ class Keeper:
     def _weaken(
         self, without: set[str], binds: list[list[str]], helper: str | None, program: bytes | None
     ) -> Callable[[], None]:
-        backend, encode, blank_steps, copy_tree = (
-            self._backend,
-            plan.Plan.encode,
-            plan.blank_steps,
-            mounts.copy_tree,
-        )
+        backend, copy_tree = self._backend, mounts.copy_tree
+        encode, blank_steps, image_steps = plan.Plan.encode, plan.blank_steps, plan.image_steps
         own_helper, own_filter = backend._helper, backend._filter
         extra: list[int] = []
         known: set[str] = set()
@@ -151,6 +152,9 @@ class Keeper:
 
         def blank(*arguments: Any) -> bytes:
             return launcher.encode_steps(weaken_blank(decoded(blank_steps(*arguments)), without, binds))
+
+        def image(*arguments: Any) -> bytes:
+            return launcher.encode_steps(weaken_image(decoded(image_steps(*arguments)), without))
 
         def weaker(self: plan.Plan) -> bytes:
             steps = decoded(encode(self))
@@ -164,7 +168,8 @@ class Keeper:
             return copy_tree(path, attributes, recursive=recursive)
 
         def restore() -> None:
-            plan.Plan.encode, plan.blank_steps = encode, blank_steps  # type: ignore[method-assign]
+            plan.Plan.encode = encode  # type: ignore[method-assign]
+            plan.blank_steps, plan.image_steps = blank_steps, image_steps
             mounts.copy_tree = copy_tree
             if backend._helper is not own_helper:
                 backend._helper.close()
@@ -174,7 +179,8 @@ class Keeper:
                 os.close(fd)
 
         if without or binds:
-            plan.Plan.encode, plan.blank_steps = weaker, blank  # type: ignore[method-assign,assignment]
+            plan.Plan.encode = weaker  # type: ignore[method-assign]
+            plan.blank_steps, plan.image_steps = blank, image  # type: ignore[assignment]
         if "own-root" in without:
             mounts.copy_tree = writable
         if helper is not None or "sealed" in without:

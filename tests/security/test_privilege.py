@@ -55,7 +55,7 @@ def test_every_set_is_empty(boxes: Boxes, mode: str) -> None:
     for command in ("python3 -B /tmp/privilege.py status", "exec python3 -B /tmp/privilege.py status"):
         said = box.shell(command)
         assert all(f'"{name}": "{value}"' in said.text for name, value in NOTHING.items()), said
-    weak = boxes(mode, without=["drop", "confine"]).probe("privilege.status")
+    weak = boxes(mode, without=["bound", "drop", "confine"]).probe("privilege.status")
     assert {name: weak[name] for name in NOTHING} == {
         **NOTHING,
         "CapBnd": "000001ffffffffff",
@@ -68,7 +68,7 @@ def test_every_set_is_empty(boxes: Boxes, mode: str) -> None:
 @only_rootful
 def test_being_root_gives_nothing(boxes: Boxes) -> None:
     """Without locked securebits and no_new_privs, executing a program as root gives all that the bounding set has."""
-    weak = boxes("rootful", without=["drop", "confine"]).probe("privilege.status", user="root")
+    weak = boxes("rootful", without=["bound", "drop", "confine"]).probe("privilege.status", user="root")
     assert weak["CapEff"] == weak["CapPrm"] == weak["CapBnd"] == "000001ffffffffff"
 
 
@@ -129,7 +129,7 @@ def test_no_call_gains_anything(boxes: Boxes, mode: str, user: str) -> None:
     others = {} if mode == "rootful" else dict.fromkeys(("setuid", "setgid"), "EINVAL")
     assert boxes(mode).probe("privilege.gain", user=user) == GAINS | others
     if user == "root":
-        weak = boxes(mode, without=["drop", "confine"]).probe("privilege.gain", user=user)
+        weak = boxes(mode, without=["bound", "drop", "confine"]).probe("privilege.gain", user=user)
         assert {
             name: weak[name] for name in ("setuid", "setgid", "setgroups", "capset", "securebits")
         } == dict.fromkeys(("setuid", "setgid", "setgroups", "capset", "securebits"), "done")
@@ -190,7 +190,7 @@ def test_file_capabilities_are_ignored(boxes: Boxes, mutate: Mutate, tool: Path)
     loose = mutate(TREES)
     for options in ({}, {"helper": loose}, {"helper": loose, "without": ["confine"]}):
         assert _permitted_by_file(boxes, tool, **options) == NONE, options
-    assert _permitted_by_file(boxes, tool, helper=loose, without=["confine", "drop"]) != NONE
+    assert _permitted_by_file(boxes, tool, helper=loose, without=["confine", "bound", "drop"]) != NONE
 
 
 def _permitted_by_file(boxes: Boxes, tool: Path, **options: Any) -> str:
@@ -225,7 +225,7 @@ def test_root_inside_is_not_above_other_users(boxes: Boxes) -> None:
     secret = "umask 077; echo mine >/workspace/secret"
     assert box.sh(secret).code == 0
     assert box.probe("privilege.readable", "/workspace/secret", user="root") == "EACCES"
-    weak = boxes("rootful", without=["drop", "confine"])
+    weak = boxes("rootful", without=["bound", "drop", "confine"])
     assert weak.sh(secret).code == 0
     assert weak.probe("privilege.readable", "/workspace/secret", user="root") == "done"
 

@@ -10,13 +10,16 @@ from typing import Any, cast
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.registry import Registry
-from skerry.errors import GuestFailed, ImageNotFound
+from skerry.errors import EnvironmentNotFound, GuestFailed, ImageNotFound
 from skerry.guest.channel import Channel, Exit, Start
 from skerry.ids import new_id
 from skerry.images.store import Image, ImageStore
-from skerry.manager.environments import EnvironmentManager
-from skerry.models import Enforcement, Usage
+from skerry.manager.environments import Environment, EnvironmentManager
+from skerry.manager.execution import Execution
+from skerry.models import Enforcement, Outcome, State, Usage
 from skerry.policy import Policy
+from skerry.store.environments import EnvironmentRecord
+from skerry.store.executions import ExecutionRecord
 
 Test = Callable[..., Coroutine[Any, Any, None]]
 
@@ -94,6 +97,7 @@ class StubProcess:
         self.id = number
         self.start = start
         self.killed = False
+        self.forgotten = False
         self.signals: list[int] = []
         self.sizes: list[tuple[int, int]] = []
         self.stdin = b""
@@ -118,6 +122,9 @@ class StubProcess:
                 )
             )
             self._queue.put_nowait(None)
+
+    def forget(self) -> None:
+        self.forgotten = True
 
     def lose(self, reason: str) -> None:
         if not self._exit.done():
@@ -226,6 +233,12 @@ class StubBackend:
     def enforced(self, environment_id: str) -> list[Enforcement]:
         return []
 
+    async def adopt(self, spec: InstanceSpec) -> Instance:
+        if spec.environment_id not in self.alive:
+            raise EnvironmentNotFound("it is gone")
+        self.died[spec.environment_id] = asyncio.Event()
+        return Instance(spec.environment_id, "memory", "/workspace")
+
     async def connect(self, environment_id: str) -> socket.socket:
         self.fault("connect", environment_id)
         sock = socket.socket(socket.AF_UNIX)
@@ -283,9 +296,43 @@ class StubImage:
         self.env: dict[str, str] = {}
 
 
+class StubRecords:
+    """Takes note of everything at once, and remembers nothing."""
+
+    def created(self, environment: Environment) -> asyncio.Future[None]:
+        return self._done()
+
+    def changed(self, environment: Environment, state: State) -> asyncio.Future[None]:
+        return self._done()
+
+    def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]:
+        return self._done()
+
+    def finished(self, execution_id: str, outcome: Outcome, exit_code: int | None) -> asyncio.Future[None]:
+        return self._done()
+
+    async def live(self) -> list[EnvironmentRecord]:
+        return []
+
+    async def ended(self) -> list[EnvironmentRecord]:
+        return []
+
+    async def executions(self, environment_id: str) -> list[ExecutionRecord]:
+        return []
+
+    def _done(self) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.set_result(None)
+        return future
+
+
 def make_manager(backend: StubBackend, clock: StubClock | None = None) -> EnvironmentManager:
     return EnvironmentManager(
-        Registry([backend]), cast(ImageStore, StubImages()), clock=clock, open_channel=backend.open_channel
+        Registry([backend]),
+        cast(ImageStore, StubImages()),
+        StubRecords(),
+        clock=clock,
+        open_channel=backend.open_channel,
     )
 
 

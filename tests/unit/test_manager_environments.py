@@ -273,14 +273,14 @@ async def test_a_heartbeat_before_the_end_keeps_it_and_one_after_is_too_late() -
     environment = await manager.create(policy=POLICY, lifetime=100, idle=1000)
     for _ in range(5):
         clock.advance(99.9)
-        manager.heartbeat(environment.id)
+        await manager.heartbeat(environment.id)
     assert environment.info.state == "running"
     clock.advance(100)
     with pytest.raises(EnvironmentEnded, match="lifetime"):
-        manager.heartbeat(environment.id)
+        await manager.heartbeat(environment.id)
     await until(lambda: environment.state is State.ENDED)
     with pytest.raises(EnvironmentEnded, match="lifetime"):
-        manager.heartbeat(environment.id)
+        await manager.heartbeat(environment.id)
 
 
 @asynchronous
@@ -288,11 +288,11 @@ async def test_a_heartbeat_can_shorten_a_life() -> None:
     backend, clock = StubBackend(), StubClock()
     manager = make_manager(backend, clock)
     environment = await manager.create(policy=POLICY, lifetime=1000, idle=1000)
-    manager.heartbeat(environment.id, 5)
+    await manager.heartbeat(environment.id, 5)
     clock.advance(5)
     assert environment.info.state == "deleting"
     with pytest.raises(InvalidRequest):
-        manager.heartbeat((await manager.create(policy=POLICY)).id, -1)
+        await manager.heartbeat((await manager.create(policy=POLICY)).id, -1)
 
 
 @asynchronous
@@ -301,7 +301,7 @@ async def test_heartbeats_leave_no_timers_behind() -> None:
     manager = make_manager(StubBackend(), clock)
     environment = await manager.create(policy=POLICY, lifetime=5000, idle=5000)
     for lifetime in range(2000, 1000, -1):
-        manager.heartbeat(environment.id, lifetime)
+        await manager.heartbeat(environment.id, lifetime)
     assert sum(not timer.canceled for timer in clock.timers) == 1
 
 
@@ -378,8 +378,8 @@ async def test_closing_ends_all_and_takes_no_more() -> None:
 
 
 @asynchronous
-async def test_a_sweep_removes_what_an_earlier_daemon_left() -> None:
+async def test_what_an_earlier_daemon_left_without_a_record_is_removed() -> None:
     backend = StubBackend()
     backend.alive = {"leftover0001", "leftover0002"}
-    await make_manager(backend).sweep()
+    await make_manager(backend).recover()
     assert backend.alive == set()

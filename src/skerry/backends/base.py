@@ -76,6 +76,13 @@ class Backend(Protocol):
         """
         ...
 
+    async def adopt(self, spec: InstanceSpec) -> Instance:
+        """Take over an instance that an earlier daemon of this home started; like `start`, for one that runs.
+
+        Raises EnvironmentNotFound when it is gone or was never finished: what is left of it is for `stop`.
+        """
+        ...
+
     async def connect(self, environment_id: str) -> socket.socket:
         """A fresh non-blocking stream to the guest; it replaces an earlier one. Raises GuestFailed."""
         ...

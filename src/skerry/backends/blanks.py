@@ -50,6 +50,7 @@ class Blank:
 
     def close(self) -> None:
         """Let go of what only a start needs."""
+        self.launch.close()
         if self.user_namespace >= 0:
             os.close(self.user_namespace)
             self.user_namespace = -1

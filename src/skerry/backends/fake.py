@@ -52,15 +52,24 @@ class FakeBackend:
                 await launch.done()
                 running = Running(launch.pid)
                 directory.save(Record(launch.pid, start_time(launch.pid), None))
+                launch.keep()
+                launch.close()
             except BaseException:
                 launch.end()
                 raise
-            launch.keep()
         except BaseException:
             directory.remove()
             raise
         self._live[spec.environment_id] = running
         return Instance(spec.environment_id, "disk", workspace)
+
+    async def adopt(self, spec: InstanceSpec) -> Instance:
+        directory = InstanceDirectory(self._instances, spec.environment_id)
+        record = directory.load()
+        if record is None or (running := Running.from_record(record)) is None:
+            raise EnvironmentNotFound(f"nothing runs of environment {spec.environment_id}")
+        self._live[spec.environment_id] = running
+        return Instance(spec.environment_id, "disk", f"{directory.path}/workspace")
 
     async def connect(self, environment_id: str) -> socket.socket:
         return InstanceDirectory(self._instances, environment_id).connect()

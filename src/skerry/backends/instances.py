@@ -1,6 +1,7 @@
 """What the backends that start the native helper have in common: one directory for each instance of a home.
 
 <home>/instances/<id>/process      a symlink to "pid start-time user-id-range": who it is
+<home>/instances/<id>/facts        a symlink to JSON: what its backend must know of it after a restart
 <home>/instances/<id>/guest.sock   where its guest listens
 <home>/instances/<id>/...          what the backend keeps there (a workspace without root, say)
 """
@@ -9,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from skerry.errors import DiskFull, GuestFailed, LaunchFailed, PlatformError
 from skerry.host.processes import Handle, descendants, start_time
@@ -83,6 +86,23 @@ class InstanceDirectory:
         except (OSError, ValueError):
             return None
         return Record(pid, started, uid_base or None)
+
+    def note(self, facts: dict[str, Any]) -> None:
+        """Keep what the backend must know to take the instance over. Raises DiskFull, LaunchFailed."""
+        try:
+            os.symlink(json.dumps(facts), f"{self.path}/facts.new")
+            os.rename(f"{self.path}/facts.new", f"{self.path}/facts")
+        except OSError as error:
+            kind = DiskFull if error.errno in (28, 122) else LaunchFailed
+            raise kind(f"cannot write to {self.path}: {error.strerror}") from error
+
+    def noted(self) -> dict[str, Any] | None:
+        """None: nothing, so nobody was told that the instance exists."""
+        try:
+            found = json.loads(os.readlink(f"{self.path}/facts"))
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
 
     def remove(self) -> None:
         """Raises PlatformError."""

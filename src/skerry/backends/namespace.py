@@ -14,7 +14,7 @@ import socket
 from dataclasses import dataclass
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
-from skerry.backends.blanks import Blank, Blanks
+from skerry.backends.blanks import READY, REFILL_AFTER, Blank, Blanks
 from skerry.backends.instances import InstanceDirectory, Running, list_directories
 from skerry.errors import EnvironmentNotFound, InvalidRequest, LaunchFailed, PlatformError
 from skerry.host import mounts, plan, seccomp, uids
@@ -59,7 +59,7 @@ class NamespaceBackend:
         self._helper = Helper()
         # The parent cgroup is this home's alone, so that sweeping never touches another daemon's environments.
         self._cgroups = CgroupManager.detect(f"skerry-{hashlib.sha256(os.fsencode(home)).hexdigest()[:12]}")
-        self._volumes = Volumes(f"{home}/volumes") if self._rootful else None
+        self._volumes = Volumes(f"{home}/volumes", spare=READY) if self._rootful else None
         if self._volumes is not None and not self._volumes.unavailable():
             self._volumes.want(Limits().disk, Limits().inodes)
         self._host_roots = HostRoots(f"{home}/host")
@@ -87,25 +87,49 @@ class NamespaceBackend:
         blank = await self._blanks.take(spec.environment_id)
         with contextlib.ExitStack() as undo:
             undo.callback(blank.end)
+            root = self._root(spec.image)
             with contextlib.ExitStack() as descriptors:
-                root = self._root(spec.image)
-                fds = [filter_fd, *self._trees(root, blank, descriptors)]
-                workspace = await self._workspace(kind, policy, blank, fds, descriptors)
-                finish = plan.Plan(
-                    root, workspace, policy.limits, self._rootful, self._cgroups.mode == "none"
+                blank.launch.send(
+                    plan.image_steps(root, self._rootful), self._trees(root, blank, descriptors)
                 )
-                blank.launch.send(finish.encode(), fds)
-            blank.cgroup.apply(policy.limits)  # meanwhile
-            await blank.launch.done()
+            # From here on the helper works beside us.
+            fds = [filter_fd]
+            with contextlib.ExitStack() as descriptors:
+                workspace = await self._workspace(kind, policy, blank, fds, descriptors)
+                rest = plan.Plan(workspace, policy.limits, self._rootful, self._cgroups.mode == "none")
+                blank.launch.send(rest.encode(), fds)
             blank.launch.keep()
+            blank.cgroup.apply(policy.limits)
+            blank.directory.note({"workspace": kind, "shared": root.shared})
+            await blank.launch.done()
             shared = [*root.shared, *(why for step, why in blank.launch.weaker if step == "own")]
+            if shared != root.shared:
+                blank.directory.note({"workspace": kind, "shared": shared})
             self._live[blank.id] = _Live(blank.cgroup, Running(blank.launch.pid), blank.uid_base)
             self._facts[blank.id] = _Facts(policy, kind, shared)
             undo.pop_all()
         blank.close()
         if self._volumes is not None and kind == "disk":
-            self._volumes.want(policy.limits.disk, policy.limits.inodes)
+            limits = policy.limits
+            asyncio.get_running_loop().call_later(
+                REFILL_AFTER, self._volumes.want, limits.disk, limits.inodes
+            )
         return Instance(blank.id, kind, "/workspace")
+
+    async def adopt(self, spec: InstanceSpec) -> Instance:
+        id_ = spec.environment_id
+        directory = InstanceDirectory(self._instances, id_)
+        record, facts = directory.load(), directory.noted()
+        if record is None or facts is None or (running := Running.from_record(record)) is None:
+            raise EnvironmentNotFound(f"nothing runs of environment {id_}")
+        try:
+            cgroup = self._cgroups.open(id_)
+        except EnvironmentNotFound:
+            running.handle.close()
+            raise
+        self._live[id_] = _Live(cgroup, running, record.uid_base)
+        self._facts[id_] = _Facts(spec.policy, facts["workspace"], facts["shared"])
+        return Instance(id_, facts["workspace"], "/workspace")
 
     async def connect(self, environment_id: str) -> socket.socket:
         return InstanceDirectory(self._instances, environment_id).connect()

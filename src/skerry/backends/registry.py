@@ -22,6 +22,9 @@ class Registry:
         self._chosen = chosen
         self._available: dict[str, Capabilities] = {}
 
+    def find(self, name: str) -> Backend | None:
+        return next((backend for backend in self.backends if backend.name == name), None)
+
     def pick(self, isolation: str) -> tuple[Backend, Capabilities]:
         """The weakest available backend that gives at least `isolation`, never less.
 

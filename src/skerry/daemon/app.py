@@ -21,7 +21,9 @@ from skerry.daemon.server import Server, listen, unlisten
 from skerry.errors import InvalidRequest
 from skerry.images.store import ImageStore
 from skerry.manager.environments import EnvironmentManager
+from skerry.manager.records import StoredRecords
 from skerry.settings import Home
+from skerry.store import Store
 
 BACKENDS: dict[str, Callable[[str], Backend]] = {"namespace": NamespaceBackend, "fake": FakeBackend}
 IDLE_LOOK = 1.0
@@ -41,19 +43,30 @@ def make_registry(home: Home, backend: str | None) -> Registry:
 async def serve(
     home: Home, ready: Callable[[], None], *, backend: str | None, idle_exit: float | None
 ) -> None:
-    """Sweep, serve until told to stop (or idle for `idle_exit` seconds). Raises SkerryError."""
+    """Recover, serve until told to stop (or idle for `idle_exit` seconds). Raises SkerryError.
+
+    SIGTERM leaves the environments to the next daemon; any other end deletes them.
+    """
     store = ImageStore(Path(home.images))
     registry = make_registry(home, backend)
-    manager = EnvironmentManager(registry, store)
+    database = await Store.open(home.database)
+    manager = EnvironmentManager(registry, store, StoredRecords(database, home.identity()))
     await asyncio.to_thread(store.sweep)
-    await manager.sweep()
+    await manager.recover()
     sock = listen(home)
     stopping = asyncio.Event()
     engine = Engine(manager, store, home, Readiness(manager, home.path), stopping.set)
     server = Server(Api(engine, table.OPERATIONS), ready)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    keep = False
+
+    def leave() -> None:
+        nonlocal keep
+        keep = True
+        stopping.set()
+
+    loop.add_signal_handler(signal.SIGTERM, leave)
+    loop.add_signal_handler(signal.SIGINT, stopping.set)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     idling = asyncio.create_task(_idle(server, manager, idle_exit, stopping.set)) if idle_exit else None
     waiting = asyncio.create_task(stopping.wait())
@@ -65,12 +78,14 @@ async def serve(
         waiting.cancel()
         unlisten(home)
         if len(manager):
-            log.warning("stopping: all environments are deleted", environments=len(manager))
+            what = "left to the next daemon" if keep else "deleted"
+            log.warning(f"stopping: all environments are {what}", environments=len(manager))
         try:
-            await manager.close()
+            await manager.close(keep=keep)
         finally:
             server.stop()
             await serving
+            await database.close()
 
 
 async def _idle(

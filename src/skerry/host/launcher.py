@@ -117,6 +117,7 @@ class Launch:
         """The host's number of the guest, a child of this process; 0 while it is not known."""
         self.weaker: list[tuple[str, str]] = []
         """(step, why) for each that could do less than it was asked to."""
+        self._expected = 0
         self._control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         try:
@@ -127,19 +128,26 @@ class Launch:
             raise LaunchFailed(f"the native helper cannot be started: {error.strerror}") from error
 
     def send(self, steps: bytes, fds: Sequence[int] = ()) -> None:
-        """One list of encoded steps, to which `fds` are known as slots from 0 on. Raises LaunchFailed."""
-        try:
+        """One list of encoded steps, to which `fds` are known as slots from 0 on.
+
+        Several may be under way. What goes wrong is told by `done`.
+        """
+        self._expected += 1
+        with contextlib.suppress(OSError):
             socket.send_fds(self._control, [steps], list(fds))
-        except OSError as error:
-            raise LaunchFailed(f"the native helper takes no steps: {error.strerror}") from error
+
+    def keep(self) -> None:
+        """Let the guest, when it is ready, live on without this process. Its record must have been written."""
+        with contextlib.suppress(OSError):
+            self._control.send(b"K")
 
     async def done(self) -> None:
-        """Return when it has done what it was sent. Raises LaunchFailed with the step that failed."""
+        """Return when it has done all that it was sent. Raises LaunchFailed with the step that failed."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(SECONDS):
-                while not self._hear(await loop.sock_recv(self._control, _MESSAGE_MAX)):
-                    pass
+                while self._expected:
+                    self._hear(await loop.sock_recv(self._control, _MESSAGE_MAX))
         except TimeoutError as error:
             raise LaunchFailed(f"the environment did not start within {SECONDS:g} s") from error
 
@@ -147,14 +155,13 @@ class Launch:
         """As `done`, while everything else waits: for milliseconds."""
         self._control.settimeout(SECONDS)
         try:
-            while not self._hear(self._control.recv(_MESSAGE_MAX)):
-                pass
+            while self._expected:
+                self._hear(self._control.recv(_MESSAGE_MAX))
         except TimeoutError as error:
             raise LaunchFailed(f"nothing started within {SECONDS:g} s") from error
 
-    def keep(self) -> None:
-        """Let the guest serve, and live on without this process."""
-        self._control.send(b"K")
+    def close(self) -> None:
+        """It is a guest now, and has nothing more to say here."""
         self._control.close()
 
     def ended(self) -> bool:
@@ -179,22 +186,21 @@ class Launch:
             _reap(self.pid)
         self._control.close()
 
-    def _hear(self, message: bytes) -> bool:
-        """Take in one answer; True if that was the last one for now."""
+    def _hear(self, message: bytes) -> None:
+        """Take in one answer."""
         text = message.decode(errors="replace")
         if text.startswith("P"):
             self.pid = int(text[1:])
-            return False
-        if text.startswith("W\t"):
+        elif text.startswith("W\t"):
             _, step, number, detail = text.split("\t", 3)
             self.weaker.append((step, f"{detail}: {os.strerror(int(number))}"))
-            return False
-        if text not in ("B", "R"):
+        elif text in ("B", "R"):
+            self._expected -= 1
+            if self._launcher not in (0, self.pid):
+                _reap(self._launcher, patience=1.0)
+            self._launcher = 0
+        else:
             raise explained(text)
-        if self._launcher not in (0, self.pid):
-            _reap(self._launcher, patience=1.0)
-        self._launcher = 0
-        return True
 
 
 def try_steps(helper: Helper, steps: bytes) -> None:

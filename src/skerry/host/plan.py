@@ -1,7 +1,7 @@
 """The lists of steps that make an environment: all policy of the namespace backend, as data for native/launch.c.
 
-There are two. `blank_steps` makes what every environment has: namespaces, /dev and /proc. `Plan` makes it one with an
-image, a workspace and limits. The first can be done before anybody asks for an environment.
+There are three. `blank_steps` makes what every environment has: namespaces, /dev and /proc. It can be done before
+anybody asks for an environment. `image_steps` gives it a root, `Plan` a workspace and limits.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ NO_DUMPS = "1"
 """Of RLIMIT_CORE. 0 would only keep files from being written: a core_pattern with a pipe is run all the same."""
 GUEST_FDS = 16384
 
-FILTER_SLOT = 0
-FIRST_TREE_SLOT = 1
-LAST_SLOT = 63
-"""Of the helper: for the seccomp program, then the trees of the image, then the workspace."""
+SLOTS = 64
+"""The helper's places for descriptors."""
+_FILTER_SLOT, _WORKSPACE_SLOT = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +85,17 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    root: Root
     workspace: Workspace
     limits: Limits
     rootful: bool
-    """The trees come from the daemon, as descriptors; else the helper finds them by their names."""
     rlimits: bool = False
     """Without cgroups: what rlimits can do must do."""
 
     def encode(self) -> bytes:
-        """The steps as the helper reads them. What only depends on the image is made once and kept.
+        """The steps as the helper reads them, after `image_steps`.
 
-        Descriptors to send along: the seccomp program; if rootful, `root.sources` and the workspace's volume.
+        Descriptors to send along: the seccomp program, and the workspace's volume if it has one.
         """
-        parts = [] if self.rootful else [_named_sources(self.root), encode_steps(self._own_sources())]
-        return b"".join([*parts, _view(self.root), self._rest()])
-
-    def _rest(self) -> bytes:
         return encode_steps(
             [
                 *self._writable(),
@@ -110,14 +103,10 @@ class Plan:
                 ("drop", str(UID), str(GID), str(CAPABILITIES_KEPT if self.rootful else 0)),
                 ("allow", "/", "ro"),
                 *(("allow", path, "rw") for path in ("/workspace", "/tmp", "/dev", "/proc", RUN)),  # noqa: S108
-                ("confine", str(FILTER_SLOT)),
+                ("confine", str(_FILTER_SLOT)),
                 self._guest(),
             ]
         )
-
-    def _own_sources(self) -> list[Step]:
-        directory = self.workspace.directory
-        return [] if directory is None else [("tree", str(LAST_SLOT), directory, "")]
 
     def _writable(self) -> list[Step]:
         limits = self.limits
@@ -132,10 +121,10 @@ class Plan:
             ("tmpfs", RUN.lstrip("/"), f"{owner},mode=0700,size=4m,nr_inodes=512", "noexec"),
         ]
         if self.workspace.volume is not None:
-            slot = FIRST_TREE_SLOT + len(self.root.sources)
-            steps.append(("volume", str(slot), "workspace", self.workspace.volume))
+            steps.append(("volume", str(_WORKSPACE_SLOT), "workspace", self.workspace.volume))
         elif self.workspace.directory is not None:
-            steps.append(("place", str(LAST_SLOT), "workspace"))
+            steps.append(("tree", str(_WORKSPACE_SLOT), self.workspace.directory, ""))
+            steps.append(("place", str(_WORKSPACE_SLOT), "workspace"))
         else:
             size = f"size={self.workspace.memory},nr_inodes={limits.inodes + 1}"  # one is its root
             steps.append(("tmpfs", "workspace", f"{owner},mode=0755,{size}", ""))
@@ -209,25 +198,24 @@ def _stage() -> bytes:
 
 
 @functools.lru_cache(maxsize=32)
-def _named_sources(root: Root) -> bytes:
-    """For a helper that finds the parts of an image by itself."""
-    return encode_steps(
+def image_steps(root: Root, rootful: bool) -> bytes:
+    """How the parts of one image become the root; made once for each and kept.
+
+    If `rootful`, `root.sources` are to be sent along as descriptors; else the helper finds them by their names.
+    """
+    if len(root.sources) > SLOTS:
+        raise LaunchFailed(f"the image has {len(root.sources)} parts, more than {SLOTS}")
+    named = [
         ("tree", str(slot), path, "ro,rec" if below else "ro")
-        for slot, (path, below) in enumerate(root.sources, FIRST_TREE_SLOT)
-    )
-
-
-@functools.lru_cache(maxsize=32)
-def _view(root: Root) -> bytes:
-    """How the parts of one image are put together."""
-    if FIRST_TREE_SLOT + len(root.sources) >= LAST_SLOT:
-        raise LaunchFailed(f"the image has {len(root.sources)} parts, which is too many")
-    binds = list(enumerate((target.lstrip("/") for _, target in root.binds), FIRST_TREE_SLOT + 1))
+        for slot, (path, below) in enumerate(root.sources)
+    ]
+    targets = [target.lstrip("/") for _, target in root.binds]
     return encode_steps(
         [
-            ("newroot", str(FIRST_TREE_SLOT)),
+            *(() if rootful else named),
+            ("newroot", "0"),
             ("own", "."),
-            *(("place", str(slot), target) for slot, target in binds),
+            *(("place", str(slot), target) for slot, target in enumerate(targets, 1)),
             *(("own", target.lstrip("/")) for source, target in root.binds if not _holds_mounts(source)),
             ("move", "dev"),
             ("move", "proc"),

@@ -3,9 +3,10 @@
     creating ──> running ──> deleting ──> ended
         └────────────────────────┘
 
-Delete is legal from every state. However an environment ends (deleted, expired, its guest died, the daemon
-stops), one task brings it down, which everybody who cares awaits; should that fail, the reaper tries again.
-All decisions are taken between two awaits of one event loop, so that none can overtake another.
+What must outlive the daemon is written down before it is answered: see `records`. The next daemon takes over what
+runs, and ends what was half made. Delete is legal from every state. However an environment ends (deleted, expired,
+its guest died, the daemon stops), one task brings it down, which everybody who cares awaits; should that fail, the
+reaper tries again. All decisions are taken between two awaits of one event loop, so that none can overtake another.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import contextlib
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from socket import socket
 
 import structlog
@@ -33,18 +34,23 @@ from skerry.errors import (
 )
 from skerry.guest.channel import Channel
 from skerry.ids import LENGTH
-from skerry.images.store import Image, ImageStore
+from skerry.images.store import HOST, Image, ImageStore
 from skerry.manager.commands import base_variables, check_variables
 from skerry.manager.executions import Executions
 from skerry.manager.reaper import Clock, Lease, Reaper
+from skerry.manager.records import Records, boot_id, policy_of, since_boot
 from skerry.models import Enforcement, EnvironmentInfo, Outcome, State, Usage
 from skerry.policy import Policy, seconds
+from skerry.store.environments import EnvironmentRecord
 
 START_TIMEOUT = 60.0
 RETRY_AFTER = 30.0
 """Seconds after which a removal that failed is tried again."""
 REMEMBER_FOR = 86400.0
 REMEMBER_MAX = 1000
+GRACE = 60.0
+"""Seconds that an environment has at least after a restart: nobody could send a heartbeat before."""
+NOT_STARTED = "it could not be started"
 PREFIX_MIN = 3
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
@@ -68,6 +74,7 @@ class Environment:
     lease: Lease = field(init=False)
     state: State = State.CREATING
     reason: str = ""
+    outcome: Outcome = Outcome.CANCELED
     ended_at: float = 0.0
     uses: int = 0
     """Calls under way that are not executions."""
@@ -109,12 +116,14 @@ class EnvironmentManager:
         self,
         registry: Registry,
         images: ImageStore,
+        records: Records,
         *,
         clock: Clock | None = None,
         open_channel: Callable[[socket], Awaitable[Channel]] = Channel.begin,
     ) -> None:
         self._registry = registry
         self._images = images
+        self._records = records
         self._clock: Clock = clock or asyncio.get_running_loop()
         self._open_channel = open_channel
         self._reaper = Reaper(self._clock, self._expired)
@@ -126,12 +135,72 @@ class EnvironmentManager:
     def __len__(self) -> int:
         return len(self._live)
 
-    async def sweep(self) -> None:
-        """Remove whatever an earlier daemon of this home left on the host. Raises PlatformError."""
+    async def recover(self) -> None:
+        """Take over what an earlier daemon of this home left running, and remove what it left half made or half
+        removed. Raises StoreUnavailable, PlatformError."""
+        records = await self._records.live()
+        known = {record.id for record in records}
         for backend in self._registry.backends:
             for environment_id in await backend.list():
-                log.warning("sweep", environment=environment_id, backend=backend.name)
-                await backend.stop(environment_id)
+                if environment_id not in known:
+                    log.warning("sweep", environment=environment_id, backend=backend.name)
+                    await backend.stop(environment_id)
+        for record in await self._records.ended():
+            its = self._registry.find(record.backend)
+            if its is not None and record.ended_reason != NOT_STARTED:
+                environment = self._remembered(record, its)
+                environment.state, environment.reason = State.ENDED, record.ended_reason
+                ago = max(0.0, time.time() - (record.ended_at or 0.0))
+                environment.ended_at = self._clock.time() - ago
+                self._ended[environment.id] = environment
+        await asyncio.gather(*map(self._recover, records))
+
+    async def _recover(self, record: EnvironmentRecord) -> None:
+        backend = self._registry.find(record.backend)
+        if backend is None:
+            log.error("its backend is not served", environment=record.id, backend=record.backend)
+            return
+        environment = self._remembered(record, backend)
+        self._live[environment.id] = environment
+        if environment.name:
+            self._names[environment.name] = environment
+        try:
+            if record.boot_id != boot_id():
+                raise EnvironmentNotFound("the host was restarted")
+            spec = InstanceSpec(environment.id, environment.image, environment.policy)
+            environment.instance = await backend.adopt(spec)
+            channel = await Channel.open(await backend.connect(environment.id))
+            self._serve(environment, environment.instance, channel)
+            environment.lease.resume(max(record.instance["expires"] - since_boot(), GRACE))
+            assert environment.executions is not None
+            lost = await environment.executions.adopt(await self._records.executions(environment.id))
+        except SkerryError as error:
+            await self._end(environment, f"lost while no daemon ran: {error.message}", Outcome.INTERNAL)
+            return
+        self._reaper.watch(environment.id, environment.lease)
+        self._note(self._records.changed(environment, State.RUNNING))
+        log.warning("recovered", environment=environment.id, lost_executions=lost)
+
+    def _remembered(self, record: EnvironmentRecord, backend: Backend) -> Environment:
+        image = Image(record.image, record.image_digest, "", None, {}, 0, 0.0, "")
+        with contextlib.suppress(SkerryError):
+            image = self._images.get(record.image_digest)
+        if record.image == HOST:
+            image = replace(self._images.get(HOST), digest=record.image_digest)
+        environment = Environment(
+            id=record.id,
+            name=record.name,
+            image=image,
+            policy=policy_of(record),
+            backend=backend,
+            isolation=record.isolation,
+            idle=record.idle,
+            variables=record.variables,
+            created_at=record.created_at,
+            expires_at=record.expires_at,
+        )
+        environment.lease = Lease(self._clock, record.lifetime, record.idle, environment.busy)
+        return environment
 
     def ready(self) -> str:
         """The isolation that an environment gets now. Raises DaemonUnavailable, IsolationUnavailable."""
@@ -190,7 +259,7 @@ class EnvironmentManager:
         except Exception as error:
             log.warning("create failed", environment=environment.id, error=str(error))
             with contextlib.suppress(SkerryError):
-                await self._end(environment, "it could not be started", Outcome.INTERNAL)
+                await self._end(environment, NOT_STARTED, Outcome.INTERNAL)
             self._ended.pop(environment.id, None)
             raise
         if environment.state is not State.RUNNING:
@@ -247,16 +316,17 @@ class EnvironmentManager:
         self._purge()
         return [*(self._ended.values() if ended else ()), *self._live.values()]
 
-    def heartbeat(self, ref: str, lifetime: float | None = None) -> float:
+    async def heartbeat(self, ref: str, lifetime: float | None = None) -> float:
         """Live for `lifetime` (or what it was created with) from now; returns the new unix time of its end.
 
-        Raises EnvironmentEnded, and what `find()` does.
+        Raises EnvironmentEnded, StoreUnavailable, and what `find()` does.
         """
         environment, _ = self.running(ref)
         lifetime = environment.lease.lifetime if lifetime is None else seconds(lifetime, "lifetime")
         environment.lease.extend(lifetime)
         environment.expires_at = time.time() + lifetime
         self._reaper.watch(environment.id, environment.lease)
+        await self._records.changed(environment, State.RUNNING)
         return environment.expires_at
 
     def enforced(self, ref: str) -> list[Enforcement]:
@@ -288,11 +358,14 @@ class EnvironmentManager:
             if isinstance(result, BaseException):
                 raise result
 
-    async def close(self) -> None:
-        """Take no more, end all, release the backends."""
+    async def close(self, *, keep: bool = False) -> None:
+        """Take no more, release the backends, and end all environments, or leave them to the next daemon."""
         self._closing = True
         try:
-            await self.delete_all("the daemon stopped")
+            if keep:
+                await asyncio.gather(*(self._let_go(each) for each in tuple(self._live.values())))
+            else:
+                await self.delete_all("the daemon stopped")
         finally:
             self._reaper.close()
             for backend in self._registry.backends:
@@ -305,39 +378,64 @@ class EnvironmentManager:
             found.setdefault(environment.image.digest, []).append(environment.id)
         return found
 
+    async def _let_go(self, environment: Environment) -> None:
+        if environment.creating is not None:
+            await asyncio.wait((environment.creating,))
+        if environment.ending is not None:
+            await asyncio.wait((environment.ending,))
+        if environment.watching is not None:
+            environment.watching.cancel()
+        environment.state = State.DELETING  # that its channel closes is no news
+        if environment.executions is not None:
+            await environment.executions.let_go()
+
     # ---- the way up ----
 
     async def _start(self, environment: Environment) -> None:
         spec = InstanceSpec(environment.id, environment.image, environment.policy)
+        written = self._records.created(environment)  # meanwhile
+        written.add_done_callback(_retrieve)
         try:
             async with asyncio.timeout(START_TIMEOUT):
                 environment.instance = await environment.backend.start(spec)
                 channel = await self._open_channel(await environment.backend.connect(environment.id))
         except TimeoutError as error:
             raise LaunchFailed(f"the environment did not start within {START_TIMEOUT:g} s") from error
-        environment.executions = Executions(
-            environment.id,
-            environment.backend,
-            channel,
-            base_variables(environment.image.env, environment.instance.workspace_path, environment.variables),
-            touch=environment.lease.touch,
-            lost=lambda reason: self._died(environment, reason),
-        )
+        try:
+            await written
+        except BaseException:
+            await channel.close()
+            raise
         if environment.state is not State.CREATING:
+            await channel.close()
             return  # deleted meanwhile; whoever did it waits for this task and removes everything
-        environment.state = State.RUNNING
+        self._serve(environment, environment.instance, channel)
         environment.lease.touch()
         self._reaper.watch(environment.id, environment.lease)
-        channel.closed.add_done_callback(
-            lambda closed: self._died(environment, f"the guest: {closed.result()}")
-        )
-        environment.watching = asyncio.create_task(self._watch(environment))
+        # Not awaited: should this daemon end before, the next one finds it running all the same.
+        self._note(self._records.changed(environment, State.RUNNING))
         log.info(
             "created",
             environment=environment.id,
             image=environment.image.name,
             isolation=environment.isolation,
         )
+
+    def _serve(self, environment: Environment, instance: Instance, channel: Channel) -> None:
+        environment.executions = Executions(
+            environment.id,
+            environment.backend,
+            channel,
+            self._records,
+            base_variables(environment.image.env, instance.workspace_path, environment.variables),
+            touch=environment.lease.touch,
+            lost=lambda reason: self._died(environment, reason),
+        )
+        environment.state = State.RUNNING
+        channel.closed.add_done_callback(
+            lambda closed: self._died(environment, f"the guest: {closed.result()}")
+        )
+        environment.watching = asyncio.create_task(self._watch(environment))
 
     async def _watch(self, environment: Environment) -> None:
         await environment.backend.wait(environment.id)
@@ -363,6 +461,7 @@ class EnvironmentManager:
         if environment.ending is None:
             environment.state = State.DELETING
             environment.reason = environment.reason or reason
+            environment.outcome = outcome
             self._reaper.forget(environment.id)
             environment.ending = asyncio.create_task(self._bring_down(environment, outcome))
             environment.ending.add_done_callback(_retrieve)
@@ -379,6 +478,7 @@ class EnvironmentManager:
                     await environment.executions.end(outcome, f"the environment ended: {environment.reason}")
             finally:
                 await environment.backend.stop(environment.id)
+            await self._records.changed(environment, State.ENDED)
         except BaseException as error:
             log.error("removal failed, will be tried again", environment=environment.id, error=str(error))
             environment.ending = None
@@ -396,6 +496,10 @@ class EnvironmentManager:
         self._purge()
         log.info("ended", environment=environment.id, reason=environment.reason)
 
+    def _note(self, written: asyncio.Future[None]) -> None:
+        """What nobody waits for, and the next daemon could find out by itself, may fail."""
+        written.add_done_callback(_log_failure)
+
     def _purge(self) -> None:
         old = self._clock.time() - REMEMBER_FOR
         while self._ended:
@@ -409,7 +513,12 @@ class EnvironmentManager:
         return EnvironmentEnded(f"environment {environment.id} has ended: {reason}", hint="create a new one")
 
 
-def _retrieve(task: asyncio.Task[None]) -> None:
+def _log_failure(written: asyncio.Future[None]) -> None:
+    if not written.cancelled() and (error := written.exception()) is not None:
+        log.error("not written down", error=str(error))
+
+
+def _retrieve(task: asyncio.Future[None]) -> None:
     """Failures are logged where they happen and raised to those who await; asyncio need not repeat them."""
     if not task.cancelled():
         task.exception()

@@ -17,6 +17,7 @@ from skerry.models import ExecutionInfo, ExecutionResult, Outcome, Usage
 
 if TYPE_CHECKING:
     from skerry.manager.executions import Executions, Line
+    from skerry.store.executions import ExecutionRecord
 
 KILL_GRACE = 10.0
 """Seconds within which a guest must have killed what it was told to; one that has not is beyond trust."""
@@ -48,6 +49,35 @@ class Execution:
         self._sizes = {STDOUT: 0, STDERR: 0}
         self._before = Sample(None, 0)
         self._began = 0.0
+        self.lasting = False
+        """Whether it is written down, to be taken over by the next daemon."""
+
+    @classmethod
+    def adopted(
+        cls, home: Executions, record: ExecutionRecord, process: GuestProcess, kept: Kept
+    ) -> Execution:
+        """One that an earlier daemon began; to be followed to its end."""
+        detail = record.detail
+        command = Command(
+            text=record.command,
+            user=detail["user"],
+            stdin=detail["stdin"],
+            pty=detail["pty"] and tuple(detail["pty"]),
+            timeout=detail["timeout"],
+        )
+        execution = cls(home, command, kept)
+        execution.id, execution.started_at, execution.lasting = record.id, record.started_at, True
+        execution._process, execution._before = process, home.sample()
+        ran = max(0.0, time.time() - record.started_at)
+        execution._began = time.monotonic() - ran
+        if command.timeout is not None:
+            execution._limit(max(0.0, command.timeout - ran))
+        return execution
+
+    @property
+    def process_id(self) -> int:
+        """The guest's number for it."""
+        return 0 if self._process is None else self._process.id
 
     @property
     def info(self) -> ExecutionInfo:
@@ -92,6 +122,7 @@ class Execution:
                 home.reset_peak()
             self._before = home.sample()
             self._began = time.monotonic()
+            self._start.keep = self.lasting
             self._process = await home.channel.start(self._start)
         except BaseException as error:
             if isinstance(error, GuestFailed) and self._cause is not None:
@@ -102,11 +133,7 @@ class Execution:
         if self._cause is not None:
             self._kill()
         elif self.command.timeout is not None:
-            timeout = self.command.timeout
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(
-                timeout, self.stop, Outcome.TIMED_OUT, f"killed after {timeout:.10g} s"
-            )
+            self._limit(self.command.timeout)
 
     async def finish(self) -> ExecutionResult:
         """Pass the output on until the program has ended."""
@@ -125,6 +152,8 @@ class Execution:
             self._leave()
             self.ended.cancel()
             raise
+        if exit is not None and self.lasting and self._process is not None:
+            self._process.forget()
         result = await self._conclude(exit, lost)
         self.result = result
         self._leave()
@@ -184,6 +213,10 @@ class Execution:
         tap.close()
 
     # ---- what happens inside ----
+
+    def _limit(self, seconds: float) -> None:
+        message = f"killed after {self.command.timeout:.10g} s"
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.stop, Outcome.TIMED_OUT, message)
 
     async def _turn(self) -> bool:
         line = self._home.line(self.command.shell_id)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from skerry.backends.base import Backend, Sample
@@ -14,7 +15,9 @@ from skerry.guest.channel import Channel
 from skerry.manager.commands import OUTPUT_LIMIT, Command
 from skerry.manager.execution import READER_GRACE, Execution
 from skerry.manager.output import Head, Kept, Log, Recent
+from skerry.manager.records import Records
 from skerry.models import Outcome, Usage
+from skerry.store.executions import ExecutionRecord
 
 RUNNING_MAX = 256
 WAITING_MAX = 64
@@ -67,6 +70,7 @@ class Executions:
         environment_id: str,
         backend: Backend,
         channel: Channel,
+        records: Records,
         variables: dict[str, str],
         *,
         touch: Callable[[], None],
@@ -75,6 +79,7 @@ class Executions:
         self.environment_id = environment_id
         self.backend = backend
         self.channel = channel
+        self._records = records
         self.variables = variables
         self.lost = lost
         """Called with a reason when the guest turns out to be broken."""
@@ -93,10 +98,54 @@ class Executions:
         return self._admit(command, Head(OUTPUT_LIMIT if limit is None else limit))
 
     async def start(self, command: Command) -> Execution:
-        """Start in the background; recent output is kept. Raises Busy, InvalidRequest, GuestFailed."""
+        """Start in the background; recent output is kept, and the next daemon takes it over should this one end.
+
+        Raises Busy, InvalidRequest, GuestFailed, StoreUnavailable.
+        """
         execution = self._admit(command, Recent(RECENT_LIMIT))
+        execution.lasting = True
         await execution.begin()
+        try:
+            await self._records.started(self.environment_id, execution)
+        except BaseException:
+            execution.stop(Outcome.INTERNAL, "it could not be written down")
+            self.follow(execution)
+            raise
         return execution
+
+    async def adopt(self, records: Collection[ExecutionRecord]) -> builtins.list[str]:
+        """Go on with what an earlier daemon started in the background; returns what was lost, for people.
+
+        What somebody was waiting for at that daemon is killed. Raises GuestFailed.
+        """
+        there = {info.id: info for info in await self.channel.processes()}
+        lost = []
+        for record in records:
+            if record.process in there:
+                del there[record.process]
+                process = await self.channel.attach(record.process)
+                execution = Execution.adopted(self, record, process, Recent(RECENT_LIMIT))
+                self.running[execution.id] = execution
+                self.follow(execution)
+            else:
+                lost.append(record)
+        for info in there.values():
+            process = await self.channel.attach(info.id)
+            await process.kill()
+            process.forget()
+        for record in lost:
+            written = self._records.finished(record.id, Outcome.INTERNAL, None)
+            written.add_done_callback(_retrieve)
+        return [f"{record.id}: {record.command}" for record in lost]
+
+    async def let_go(self) -> None:
+        """Leave everything running, for the next daemon."""
+        for execution in self.running.values():
+            execution.lasting = False  # it has not ended
+        for task in self._tasks:
+            task.cancel()
+        await self.channel.close()
+        self.log.close()
 
     def follow(self, execution: Execution) -> None:
         """Run a started execution to its end in a task of its own, and remember it."""
@@ -151,6 +200,11 @@ class Executions:
 
     def leave(self, execution: Execution, line: Line | None) -> None:
         """Called by an execution at its end."""
+        if execution.lasting and execution.result is not None:
+            written = self._records.finished(
+                execution.id, execution.result.outcome, execution.result.exit_code
+            )
+            written.add_done_callback(_retrieve)
         self.running.pop(execution.id, None)
         self._touch()
         if line is not None:
@@ -180,3 +234,9 @@ class Executions:
         execution = Execution(self, command, kept)
         self.running[execution.id] = execution
         return execution
+
+
+def _retrieve(written: asyncio.Future[None]) -> None:
+    """What cannot be written down now is found out by the next daemon."""
+    if not written.cancelled():
+        written.exception()

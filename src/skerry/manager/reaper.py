@@ -29,6 +29,11 @@ class Lease:
         self.used = clock.time()
         self.expires = self.used + lifetime
 
+    @property
+    def remaining(self) -> float:
+        """Seconds of its lifetime that are left."""
+        return self.expires - self._clock.time()
+
     def touch(self) -> None:
         self.used = self._clock.time()
 
@@ -37,6 +42,11 @@ class Lease:
         self.lifetime = lifetime
         self.touch()
         self.expires = self.used + lifetime
+
+    def resume(self, remaining: float) -> None:
+        """Go on with what was left of it."""
+        self.touch()
+        self.expires = self.used + remaining
 
     def over(self) -> str:
         """Why it has run out, or ""."""

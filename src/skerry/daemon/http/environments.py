@@ -137,7 +137,7 @@ async def delete(call: Call, environment_id: str) -> Response:
 
 
 async def heartbeat(call: Call, environment_id: str, body: Heartbeat) -> Response:
-    return reply({"expires_at": call.manager.heartbeat(environment_id, body.lifetime)})
+    return reply({"expires_at": await call.manager.heartbeat(environment_id, body.lifetime)})
 
 
 async def usage(call: Call, environment_id: str) -> Response:

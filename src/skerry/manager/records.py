@@ -1,0 +1,168 @@
+"""What is remembered of environments and executions beyond the life of this daemon.
+
+Expiry is written down as time since the host was booted: no jump of the wall clock changes it, and what it is about
+does not outlive a boot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Protocol
+
+from skerry.models import Outcome, State
+from skerry.policy import Limits, Policy
+from skerry.store import Connection, Store, environments, executions
+from skerry.store.environments import EnvironmentRecord
+from skerry.store.executions import ExecutionRecord
+
+if TYPE_CHECKING:
+    from skerry.manager.environments import Environment
+    from skerry.manager.execution import Execution
+
+TENANT = "default"
+REMEMBERED = 1000
+_LIVE = (State.CREATING, State.RUNNING, State.DELETING)
+
+
+class Records(Protocol):
+    """All that write may raise StoreUnavailable. They take effect in the order of the calls, awaited or not."""
+
+    def created(self, environment: Environment) -> asyncio.Future[None]:
+        """Raises Conflict when somebody else has the name."""
+        ...
+
+    def changed(self, environment: Environment, state: State) -> asyncio.Future[None]: ...
+
+    def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]: ...
+
+    def finished(
+        self, execution_id: str, outcome: Outcome, exit_code: int | None
+    ) -> asyncio.Future[None]: ...
+
+    async def live(self) -> list[EnvironmentRecord]: ...
+
+    async def ended(self) -> list[EnvironmentRecord]:
+        """Those of the last day, oldest first."""
+        ...
+
+    async def executions(self, environment_id: str) -> list[ExecutionRecord]:
+        """Those that run as far as is known."""
+        ...
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def since_boot() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def policy_of(record: EnvironmentRecord) -> Policy:
+    return Policy(**{**record.policy, "limits": Limits(**record.policy["limits"])})
+
+
+class StoredRecords:
+    """In a store that several daemons may share: rows carry the host that they are of."""
+
+    def __init__(self, store: Store, host: str) -> None:
+        self._store = store
+        self._host = host
+        self._boot = boot_id()
+
+    def created(self, environment: Environment) -> asyncio.Future[None]:
+        record = EnvironmentRecord(
+            id=environment.id,
+            tenant=TENANT,
+            host=self._host,
+            backend=environment.backend.name,
+            name=environment.name,
+            image=environment.image.name,
+            image_digest=environment.image.digest,
+            isolation=environment.isolation,
+            policy=asdict(environment.policy),
+            variables=environment.variables,
+            cpus=environment.policy.limits.cpus,
+            memory=environment.policy.limits.memory,
+            lifetime=environment.lease.lifetime,
+            idle=environment.idle,
+            created_at=environment.created_at,
+            active_at=environment.created_at,
+            expires_at=environment.expires_at,
+            boot_id=self._boot,
+            instance={"expires": since_boot() + environment.lease.remaining},
+        )
+        return self._store.write(lambda tx: environments.insert(tx, record))
+
+    def changed(self, environment: Environment, state: State) -> asyncio.Future[None]:
+        now = time.time()
+        values: dict[str, Any] = {
+            "lifetime": environment.lease.lifetime,
+            "active_at": now,
+            "expires_at": environment.expires_at,
+            "instance": {"expires": since_boot() + environment.lease.remaining},
+        }
+        ended = state is State.ENDED
+        if ended:
+            values |= {
+                "ended_at": now,
+                "ended_reason": environment.reason,
+                "outcome": str(environment.outcome),
+            }
+        id_ = environment.id
+
+        def work(tx: Connection) -> None:
+            environments.change(tx, id_, host=self._host, states=_LIVE, to=str(state), **values)
+            if ended:
+                executions.mark_lost(tx, [id_], now=now)
+
+        return self._store.write(work)
+
+    def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]:
+        command = execution.command
+        record = ExecutionRecord(
+            id=execution.id,
+            environment_id=environment_id,
+            command=command.label,
+            process=execution.process_id,
+            detail={
+                "stdin": command.stdin,
+                "pty": command.pty,
+                "user": command.user,
+                "timeout": command.timeout,
+            },
+            started_at=execution.started_at,
+        )
+        return self._store.write(lambda tx: executions.insert(tx, record))
+
+    def finished(self, execution_id: str, outcome: Outcome, exit_code: int | None) -> asyncio.Future[None]:
+        now = time.time()
+
+        def work(tx: Connection) -> None:
+            executions.finish(tx, execution_id, outcome=str(outcome), exit_code=exit_code, ended_at=now)
+
+        return self._store.write(work)
+
+    async def live(self) -> list[EnvironmentRecord]:
+        return await self._store.read(lambda tx: environments.live(tx, self._host))
+
+    async def ended(self) -> list[EnvironmentRecord]:
+        now = time.time()
+
+        def work(tx: Connection) -> None:
+            environments.purge(tx, now=now)
+            executions.purge(tx, now=now)
+
+        await self._store.write(work)
+        page = await self._store.read(
+            lambda tx: environments.find(tx, host=self._host, ended=True, limit=REMEMBERED)
+        )
+        return page.items[::-1]
+
+    async def executions(self, environment_id: str) -> list[ExecutionRecord]:
+        return await self._store.read(
+            lambda tx: executions.find(tx, environment_id, running=True, limit=REMEMBERED)
+        )

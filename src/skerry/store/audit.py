@@ -1,0 +1,233 @@
+"""The audit: rows that are only ever added, each tied to the one before it.
+
+Every tenant has a chain of its own. Rows are numbered from 1 without gaps, and
+
+    hash = sha256(hash of the row before, then the canonical JSON of all other columns)
+
+with 64 zeros before the first. Number and hash of the last row are also kept outside of the rows, in the
+tenant's *head*; appending locks it, so several daemons make one chain.
+
+What `verify` finds: a row that was changed, removed, inserted or moved, also at the end. What it cannot find:
+the work of somebody who can write to the whole database and computes all hashes again from some row on, head
+included, or removes a tenant's rows together with its head. Against that, write a head down elsewhere from
+time to time and give it to `verify`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from skerry.store.connection import Connection
+from skerry.store.table import MOST_OF_A_PAGE, Table, Where, canonical, page_size
+
+if TYPE_CHECKING:
+    from skerry.store.store import Store
+
+_START = "0" * 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What is to be remembered. No secret may be in it."""
+
+    at: float
+    kind: str
+    """`intent`, `result`, `denial` or `lifecycle`."""
+    action: str
+    """The verb: `execute`, `file.write`, `environment.delete`, ..."""
+    request_id: str = ""
+    trace_id: str = ""
+    token: str = ""
+    """The id of the token it came with."""
+    peer: str = ""
+    """Where it came from: an address, or the credentials of the other end of the socket."""
+    environment_id: str = ""
+    backend: str = ""
+    isolation: str = ""
+    image_digest: str = ""
+    detail: dict[str, Any] = field(default_factory=dict)
+    """argv, cwd, names of variables, sizes and hashes: what JSON can hold."""
+    outcome: str = ""
+    usage: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRow(Entry):
+    tenant: str
+    seq: int
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    seq: int
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Where a chain stops to hold, and how."""
+
+    seq: int
+    reason: str
+
+
+_entry_columns = tuple(one.name for one in fields(Entry))
+_table = Table("audit", AuditRow, documents=("detail", "usage"))
+# Without "on conflict do nothing": a row that is not written must be an error.
+_insert = "INSERT INTO audit ({}) VALUES ({})".format(
+    ", ".join(_table.columns), ", ".join(f":{column}" for column in _table.columns)
+)
+
+
+def append(tx: Connection, tenant: str, entries: Iterable[Entry]) -> Head:
+    """Add entries at the end of the tenant's chain; its new head."""
+    last = _lock_head(tx, tenant)
+    seq, previous = last.seq, last.hash
+    for entry in entries:
+        seq += 1
+        values: dict[str, Any] = {name: getattr(entry, name) for name in _entry_columns}
+        values.update(tenant=tenant, seq=seq, at=float(entry.at))
+        previous = values["hash"] = _link(previous, values)
+        tx.run(_insert, _table.dump(values))
+    tx.run(
+        "UPDATE audit_heads SET seq = :seq, hash = :hash WHERE tenant = :tenant",
+        {"tenant": tenant, "seq": seq, "hash": previous},
+    )
+    return Head(seq, previous)
+
+
+def head(tx: Connection, tenant: str) -> Head:
+    """The last row's number and hash; (0, zeros) for a tenant without rows."""
+    found = tx.rows("SELECT seq, hash FROM audit_heads WHERE tenant = :tenant", {"tenant": tenant})
+    return Head(*found[0]) if found else Head(0, _START)
+
+
+def tenants(tx: Connection) -> list[str]:
+    """All that have a chain."""
+    found = tx.rows("SELECT tenant FROM audit_heads UNION SELECT tenant FROM audit ORDER BY tenant")
+    return [row[0] for row in found]
+
+
+def verify(tx: Connection, tenant: str, remembered: Head | None = None) -> Broken | None:
+    """The first place at which the tenant's chain does not hold; None when all of it does, and when the row that
+    `remembered` names is in it. See the top of this module for what cannot be found."""
+    last = Head(0, _START)
+    while rows := _rows_after(tx, tenant, last.seq):
+        for row in rows:
+            broken = _check(row, last)
+            if broken is not None:
+                return broken
+            last = Head(row["seq"], row["hash"])
+            if remembered is not None and remembered.seq == last.seq and remembered != last:
+                return Broken(last.seq, "not the row that was remembered")
+    if head(tx, tenant) != last:
+        return Broken(last.seq + 1, "the rows do not end where the head says")
+    if remembered is not None and remembered.seq > last.seq:
+        return Broken(last.seq + 1, f"the chain ends before the remembered row {remembered.seq}")
+    return None
+
+
+def tail(tx: Connection, tenant: str, *, after: int | None = None, limit: int = 100) -> list[AuditRow]:
+    """The first `limit` rows after row `after`; the last ones of all when it is None. The oldest first."""
+    if after is None:
+        after = max(0, head(tx, tenant).seq - page_size(limit))
+    return search(tx, tenant, after=after, limit=limit)
+
+
+def search(
+    tx: Connection,
+    tenant: str,
+    *,
+    kind: str | None = None,
+    action: str | None = None,
+    environment_id: str | None = None,
+    token: str | None = None,
+    request_id: str | None = None,
+    trace_id: str | None = None,
+    outcome: str | None = None,
+    since: float | None = None,
+    until: float | None = None,
+    after: int = 0,
+    limit: int = 100,
+) -> list[AuditRow]:
+    """The first rows after row `after` that fit, the oldest first; `since` is included, `until` is not."""
+    where = Where().equal(
+        tenant=tenant,
+        kind=kind,
+        action=action,
+        environment_id=environment_id,
+        token=token,
+        request_id=request_id,
+        trace_id=trace_id,
+        outcome=outcome,
+    )
+    where.add("seq > :after", after=after)
+    if since is not None:
+        where.add("at >= :since", since=since)
+    if until is not None:
+        where.add("at < :until", until=until)
+    return _table.select(
+        tx, f"{where} ORDER BY seq LIMIT :size", {**where.parameters, "size": page_size(limit)}
+    )
+
+
+async def export(store: Store, tenant: str, **filters: Any) -> AsyncIterator[AuditRow]:
+    """All rows that fit the filters of `search`, page by page: a long export holds no transaction open."""
+    after = filters.pop("after", 0)
+    while True:
+        page = await store.read(
+            lambda tx, after=after: search(tx, tenant, after=after, limit=MOST_OF_A_PAGE, **filters)  # type: ignore[misc]
+        )
+        for row in page:
+            yield row
+        if len(page) < MOST_OF_A_PAGE:
+            return
+        after = page[-1].seq
+
+
+def _link(previous: str, values: dict[str, Any]) -> str:
+    """The hash of a row whose documents are values, not text."""
+    return hashlib.sha256((previous + canonical(values)).encode()).hexdigest()
+
+
+def _lock_head(tx: Connection, tenant: str) -> Head:
+    sql = f"SELECT seq, hash FROM audit_heads WHERE tenant = :tenant{tx.lock}"
+    found = tx.rows(sql, {"tenant": tenant})
+    if not found:
+        tx.run(
+            "INSERT INTO audit_heads (tenant, seq, hash) VALUES (:tenant, 0, :hash) ON CONFLICT DO NOTHING",
+            {"tenant": tenant, "hash": _START},
+        )
+        found = tx.rows(sql, {"tenant": tenant})
+    return Head(*found[0])
+
+
+def _rows_after(tx: Connection, tenant: str, seq: int) -> list[dict[str, Any]]:
+    rows = _table.rows(
+        tx,
+        "WHERE tenant = :tenant AND seq > :seq ORDER BY seq LIMIT :size",
+        {"tenant": tenant, "seq": seq, "size": MOST_OF_A_PAGE},
+    )
+    return [dict(zip(_table.columns, row, strict=True)) for row in rows]
+
+
+def _check(row: dict[str, Any], last: Head) -> Broken | None:
+    if row["seq"] != last.seq + 1:
+        return Broken(last.seq + 1, f"missing; the next row is {row['seq']}")
+    values = {name: value for name, value in row.items() if name != "hash"}
+    try:
+        for name in ("detail", "usage"):
+            if values[name] is not None:
+                values[name] = json.loads(values[name])
+                if canonical(values[name]) != row[name]:
+                    return Broken(row["seq"], f"{name} is not as it was written")
+        if _link(last.hash, values) == row["hash"]:
+            return None
+    except (TypeError, ValueError):  # not JSON, or of another type
+        pass
+    return Broken(row["seq"], "changed: its hash does not follow from it and the row before")

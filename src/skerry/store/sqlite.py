@@ -1,0 +1,112 @@
+"""SQLite: one file, WAL, every commit synced."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from typing import Any
+
+from skerry.errors import Conflict, InvalidRequest, StoreUnavailable, StoreUnusable
+from skerry.store.connection import Aborted, Connection, Database, Parameters, Row
+
+BUSY_MILLISECONDS = 5000
+_UNUSABLE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_HINTS = {
+    sqlite3.SQLITE_FULL: "make room on its disk",
+    sqlite3.SQLITE_READONLY: "its file or its disk is read-only",
+    sqlite3.SQLITE_BUSY: "another process holds it locked",
+    sqlite3.SQLITE_CANTOPEN: "is its directory there, and does it belong to this user?",
+}
+
+
+class SqliteDatabase(Database):
+    """The file at `path`, private to this user. Its directory is made, private, when it is missing."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            # SQLite gives its other files the mode of this one.
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                os.fchmod(fd, 0o600)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"cannot open {path}: {error.strerror}", hint="does it belong to this user?"
+            ) from error
+
+    def writer(self) -> Connection:
+        return SqliteConnection(self._path, "BEGIN IMMEDIATE", "PRAGMA synchronous = FULL")
+
+    def reader(self) -> Connection:
+        return SqliteConnection(self._path, "BEGIN", "PRAGMA query_only = ON")
+
+    def lock_schema(self, tx: Connection) -> None:
+        """BEGIN IMMEDIATE has done it."""
+
+
+class SqliteConnection(Connection):
+    lock = ""  # there is one writer at a time
+
+    def __init__(self, path: str, begin: str, *pragmas: str) -> None:
+        self._path = path
+        self._begin = begin
+        try:
+            # Each connection has its thread; only close() may come from another one.
+            self._db = sqlite3.connect(
+                path, timeout=BUSY_MILLISECONDS / 1000, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.Error as error:
+            raise self._translate(error) from error
+        try:
+            if self.rows("PRAGMA journal_mode = WAL") != [("wal",)]:
+                raise StoreUnusable(f"{path} is on a file system without shared memory for WAL")
+            for pragma in ("PRAGMA foreign_keys = ON", "PRAGMA trusted_schema = OFF", *pragmas):
+                self.rows(pragma)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def rows(self, sql: str, parameters: Parameters = {}) -> list[Row]:  # noqa: B006
+        try:
+            return self._db.execute(sql, parameters).fetchall()
+        except (sqlite3.Error, UnicodeEncodeError, OverflowError) as error:
+            raise self._translate(error) from error
+
+    def run(self, sql: str, parameters: Parameters = {}) -> int:  # noqa: B006
+        try:
+            return self._db.execute(sql, parameters).rowcount
+        except (sqlite3.Error, UnicodeEncodeError, OverflowError) as error:
+            raise self._translate(error) from error
+
+    def begin(self) -> None:
+        self.run(self._begin)
+
+    def commit(self) -> None:
+        self.run("COMMIT")
+
+    def rollback(self) -> None:
+        if self._db.in_transaction:  # it may have rolled back by itself
+            self.run("ROLLBACK")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _translate(self, error: Exception) -> Exception:
+        if isinstance(error, UnicodeEncodeError | OverflowError):
+            return InvalidRequest(f"a value that cannot be stored: {error}")
+        code: Any = getattr(error, "sqlite_errorcode", None)
+        if code is None:
+            return error
+        primary = code & 0xFF
+        if primary == sqlite3.SQLITE_CONSTRAINT:
+            return Conflict(f"the store refuses it: {error}")
+        if primary in _UNUSABLE:
+            return StoreUnusable(f"{self._path}: {error}", hint="restore it from a copy, or move it away")
+        if primary == sqlite3.SQLITE_ERROR and not self._db.in_transaction and "savepoint" in str(error):
+            return Aborted(str(error))
+        if isinstance(error, sqlite3.OperationalError) and primary != sqlite3.SQLITE_ERROR:
+            return StoreUnavailable(f"{self._path}: {error}", hint=_HINTS.get(primary, ""))
+        return error

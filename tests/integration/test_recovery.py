@@ -1,0 +1,241 @@
+"""A daemon is killed, at any moment: the next one takes over what ran, and leaves nothing of what was half made."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skerry.backends import blanks
+from tests.integration.daemon import Daemon, started
+
+ROUNDS = 12
+THREADS = 6
+COUNTER = "i=0; while :; do i=$((i + 1)); echo n$i; sleep 0.05; done"
+
+
+@pytest.fixture(params=["namespace", "fake"])
+def options(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return () if request.param == "namespace" else ("--backend", "fake")
+
+
+def start(daemon: Daemon, ref: str, command: str, **body: Any) -> str:
+    answer = daemon.call(
+        "POST", f"/environments/{ref}/executions", {"argv": ["sh", "-c", command], **body}, expect=201
+    )
+    found: str = answer["execution_id"]
+    return found
+
+
+def listed(daemon: Daemon) -> dict[str, dict[str, Any]]:
+    found = daemon.call("GET", "/environments")["environments"]
+    return {environment["environment_id"]: environment for environment in found}
+
+
+def execution(daemon: Daemon, ref: str, id_: str) -> dict[str, Any]:
+    found: dict[str, Any] = daemon.call("GET", f"/environments/{ref}/executions/{id_}")
+    return found
+
+
+def reason(daemon: Daemon, ref: str) -> str:
+    found: str = daemon.call("GET", f"/environments/{ref}")["ended_reason"]
+    return found
+
+
+def test_environments_outlive_their_daemon(home: Path, options: tuple[str, ...]) -> None:
+    with started(home, *options) as daemon:
+        kept = daemon.create(name="kept", lifetime=600, env={"WHO": "me"})
+        gone = daemon.create()
+        daemon.call("DELETE", f"/environments/{gone}")
+        daemon.execute(kept, "mkdir deep; cd deep; export STATE=7; echo text > file")
+        before = daemon.call("GET", f"/environments/{kept}")
+        daemon.kill()
+    with started(home, *options) as daemon:
+        after = daemon.call("GET", f"/environments/{kept}")
+        for key in ("usage", "enforced"):
+            del before[key], after[key]
+        assert after == before
+        result = daemon.execute("kept", "pwd; echo $STATE $WHO; cat file")
+        assert result["stdout"].split() == [f"{workspace(daemon, kept)}/deep", "7", "me", "text"]
+        # Why another one ended is still known.
+        assert reason(daemon, gone) == "deleted"
+        daemon.call("DELETE", f"/environments/{kept}")
+        assert not (home / "instances" / kept).exists()
+        assert listed(daemon) == {}
+
+
+def workspace(daemon: Daemon, ref: str) -> str:
+    found: str = daemon.execute(ref, ["pwd"])["stdout"].strip()
+    return found
+
+
+def test_what_ran_in_the_background_goes_on_and_keeps_its_name(home: Path, options: tuple[str, ...]) -> None:
+    with started(home, *options) as daemon:
+        environment = daemon.create()
+        counting = start(daemon, environment, COUNTER)
+        reading = start(daemon, environment, "read line; echo got $line; exit 3", stdin=True)
+        daemon.wait_for_output(environment, "n3\n")
+        daemon.kill()
+    with started(home, *options) as daemon:
+        assert execution(daemon, environment, counting)["state"] == "running"
+        daemon.wait_for_output(environment, "n")
+        daemon.raw("POST", f"/environments/{environment}/executions/{reading}/stdin", b"word\n")
+        daemon.wait_for_output(environment, "got word")
+        daemon.raw("DELETE", f"/environments/{environment}/executions/{counting}")
+        ended = wait(daemon, environment, reading)
+        assert (ended["outcome"], ended["exit_code"]) == ("failed", 3)
+        assert wait(daemon, environment, counting)["outcome"] == "canceled"
+
+
+def wait(daemon: Daemon, ref: str, id_: str) -> dict[str, Any]:
+    """How it ended."""
+    with daemon.stream(f"/environments/{ref}/executions/{id_}/events") as events:
+        while events.readline():
+            pass
+    return execution(daemon, ref, id_)
+
+
+def test_what_ended_meanwhile_is_told_with_its_exit_code(home: Path, options: tuple[str, ...]) -> None:
+    with started(home, *options) as daemon:
+        environment = daemon.create()
+        command = "while [ ! -e go ]; do sleep 0.01; done; echo done; exit 5"
+        ending = start(daemon, environment, command)
+        # This ends when nobody is there to see it.
+        start(daemon, environment, "sleep 1; touch go; sleep 1000")
+        daemon.kill()
+    with started(home, *options) as daemon:
+        found = wait(daemon, environment, ending)
+        assert (found["outcome"], found["exit_code"]) == ("failed", 5)
+
+
+def test_what_somebody_waited_for_is_ended(home: Path, options: tuple[str, ...]) -> None:
+    """Whoever waited has lost the connection: nobody would ever stop it."""
+    with started(home, *options) as daemon, ThreadPoolExecutor(1) as pool:
+        environment = daemon.create()
+        waiting = pool.submit(
+            daemon.raw, "POST", f"/environments/{environment}/execute", {"argv": ["sh", "-c", COUNTER]}
+        )
+        daemon.wait_for_output(environment, "n2\n")
+        daemon.kill()
+        with pytest.raises((OSError, http.client.HTTPException)):
+            waiting.result()
+    with started(home, *options) as daemon:
+        assert daemon.call("GET", f"/environments/{environment}/executions")["executions"] == []
+        if not options:  # with processes of its own
+            found = daemon.execute(environment, ["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"])[
+                "stdout"
+            ]
+            assert COUNTER not in found
+
+
+def test_an_environment_that_died_meanwhile_is_told(home: Path, options: tuple[str, ...]) -> None:
+    with started(home, *options) as daemon:
+        environment = daemon.create()
+        pid = int(os.readlink(home / "instances" / environment / "process").split()[0])
+        daemon.kill()
+    os.kill(pid, signal.SIGKILL)
+    with started(home, *options) as daemon:
+        assert listed(daemon) == {}
+        assert reason(daemon, environment).startswith("lost while no daemon ran")
+        assert not (home / "instances" / environment).exists()
+
+
+def test_a_restart_of_the_host_is_noticed(home: Path, options: tuple[str, ...]) -> None:
+    with started(home, *options) as daemon:
+        environment = daemon.create()
+        daemon.kill()
+    edit(home, "boot_id = 'another'")
+    with started(home, *options) as daemon:
+        assert listed(daemon) == {}
+        assert "the host was restarted" in reason(daemon, environment)
+
+
+def edit(home: Path, change: str) -> None:
+    import sqlite3
+
+    with contextlib.closing(sqlite3.connect(home / "state.db")) as database:
+        database.execute(f"UPDATE environments SET {change}")
+        database.commit()
+
+
+def test_a_lease_goes_on_where_it_was(home: Path, options: tuple[str, ...]) -> None:
+    with started(home, *options) as daemon:
+        long, short = daemon.create(lifetime=5000), daemon.create(lifetime=5000)
+        daemon.kill()
+    # As if it had run out while no daemon was there: a while is left for a heartbeat.
+    document = json.dumps({"expires": 1.0})
+    edit(home, f"instance = CASE id WHEN '{short}' THEN '{document}' ELSE instance END")
+    with started(home, *options) as daemon:
+        assert listed(daemon).keys() == {long, short}
+        answer = daemon.call("POST", f"/environments/{short}/heartbeat", {"lifetime": 100})
+        assert answer["expires_at"] > 0
+
+
+def test_sigterm_leaves_environments_to_the_next_daemon(home: Path, options: tuple[str, ...]) -> None:
+    with started(home, *options) as daemon:
+        environment = daemon.create()
+        counting = start(daemon, environment, COUNTER)
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(30) == 0
+    with started(home, *options) as daemon:
+        assert execution(daemon, environment, counting)["state"] == "running"
+        assert daemon.execute(environment, "echo here")["stdout"] == "here\n"
+
+
+def churn(
+    daemon: Daemon, stop: threading.Event, kept: dict[str, str], deleted: set[str], begun: threading.Semaphore
+) -> None:
+    """Create, write and delete, and take note of what was acknowledged."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        while not stop.is_set():
+            environment = daemon.create()
+            kept[environment] = ""
+            word = f"{random.random()}"
+            daemon.execute(environment, f"echo {word} > word")
+            kept[environment] = word
+            begun.release()
+            if random.random() < 0.7:
+                word = kept.pop(environment)
+                deleted.add(environment)
+                daemon.call("DELETE", f"/environments/{environment}")
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_nothing_is_lost_that_was_acknowledged(
+    home: Path, options: tuple[str, ...]
+) -> None:
+    kept: dict[str, str] = {}
+    deleted: set[str] = set()
+    for number in range(ROUNDS):
+        stop, begun = threading.Event(), threading.Semaphore(0)
+        with started(home, *options) as daemon, ThreadPoolExecutor(THREADS) as pool:
+            found = listed(daemon)
+            assert kept.keys() <= found.keys()
+            # A delete that was not answered may have happened or not, a create likewise.
+            for environment, word in kept.items():
+                if word:
+                    assert daemon.execute(environment, "cat word")["stdout"] == f"{word}\n"
+            for environment in found.keys() - kept.keys():
+                daemon.call("DELETE", f"/environments/{environment}")
+            for _ in range(THREADS):
+                pool.submit(churn, daemon, stop, kept, deleted, begun)
+            for _ in range(random.randrange(1, 12)):
+                assert begun.acquire(timeout=60), f"round {number}"
+            daemon.kill()
+            stop.set()
+    with started(home, *options) as daemon:
+        found = listed(daemon)
+        assert kept.keys() <= found.keys()
+        on_disk = {entry.name for entry in (home / "instances").iterdir()}
+        assert on_disk - found.keys() == set() or len(on_disk - found.keys()) <= blanks.READY
+        for environment in found:
+            daemon.call("DELETE", f"/environments/{environment}")
