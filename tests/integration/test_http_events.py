@@ -18,6 +18,15 @@ class Event(NamedTuple):
     kind: str
     body: dict[str, Any]
 
+    @property
+    def at(self) -> int:
+        """How much had been written at its end."""
+        return int(self.id.partition("-")[2])
+
+    def id_at(self, at: int) -> str:
+        """The id of an event of the same daemon, which ends there."""
+        return f"{self.id.partition('-')[0]}-{at}"
+
 
 def start(daemon: Daemon, environment: str, **body: Any) -> str:
     """Start something; the path of its execution."""
@@ -58,10 +67,10 @@ def test_output_as_it_comes_and_how_it_ended(daemon: Daemon, environment: str) -
     with listening(daemon, path) as response:
         stream = events(response)
         first = next(stream)
-        assert (first.id, first.kind, first.body["data"]) == ("4", "output", "one\n")
+        assert (first.at, first.kind, first.body["data"]) == (4, "output", "one\n")
         daemon.raw("POST", f"{path}/stdin", b"\n")
         second, ended = stream
-    assert (second.id, second.body["stream"], second.body["data"]) == ("8", "stderr", "two\n")
+    assert (second.at, second.body["stream"], second.body["data"]) == (8, "stderr", "two\n")
     assert (ended.id, ended.kind, ended.body["result"]["exit_code"]) == ("end", "ended", 3)
     assert "stdout" not in ended.body["result"]
 
@@ -69,16 +78,21 @@ def test_output_as_it_comes_and_how_it_ended(daemon: Daemon, environment: str) -
 def test_resuming_where_a_connection_broke(daemon: Daemon, environment: str) -> None:
     path = start(daemon, environment, command="printf 0123456789; read x; printf abc", stdin=True)
     with listening(daemon, path) as response:
-        assert next(events(response)).id == "10"
-    with listening(daemon, path, "4") as response:
+        first = next(events(response))
+        assert first.at == 10
+    with listening(daemon, path, first.id_at(4)) as response:
         stream = events(response)
         assert next(stream).body["data"] == "456789"
         daemon.raw("POST", f"{path}/stdin", b"\n")
         assert text(list(stream)) == "abc"
-    with listening(daemon, path, "13") as response:
+    with listening(daemon, path, first.id_at(13)) as response:
         assert [event.kind for event in events(response)] == ["ended"]
-    with listening(daemon, path, "11") as response:
+    with listening(daemon, path, first.id_at(11)) as response:
         assert text(list(events(response))) == "bc"
+    with listening(daemon, path, "00000000-13") as response:
+        dropped, output, _ = events(response)
+    assert (dropped.kind, output.body["data"]) == ("dropped", "0123456789abc")
+    assert "restarted" in dropped.body["message"]
     with listening(daemon, path, "end") as response:
         assert (response.status, response.read()) == (204, b"")
 
@@ -90,13 +104,13 @@ def test_what_is_kept_no_more_is_said(daemon: Daemon, environment: str) -> None:
     with listening(daemon, path) as response:
         dropped, *output, ended = events(response)
     assert (dropped.kind, ended.kind) == ("dropped", "ended")
-    assert int(dropped.id) + len(text(output)) == 1_000_000
-    assert dropped.body["message"].startswith(f"{dropped.id} bytes")
-    with listening(daemon, path, "999990") as response:
+    assert dropped.at + len(text(output)) == 1_000_000
+    assert dropped.body["message"].startswith(f"{dropped.at} bytes")
+    with listening(daemon, path, dropped.id_at(999_990)) as response:
         assert text(list(events(response))) == "x" * 10
 
 
-@pytest.mark.parametrize("last", ["x", "-1", "1.5", "9" * 19])
+@pytest.mark.parametrize("last", ["x", "7", "0123456x-1", "01234567-", "01234567-" + "9" * 19])
 def test_a_wrong_id(daemon: Daemon, environment: str, last: str) -> None:
     path = start(daemon, environment, command="true")
     with listening(daemon, path, last) as response:

@@ -143,7 +143,7 @@ async def test_events_after_a_gap_have_no_id(monkeypatch: pytest.MonkeyPatch) ->
     (tap,) = execution._taps
     tap.offer(Entry(0.0, execution.id, STDOUT, b"x" * TAP_LIMIT))
     tap.offer(Entry(0.0, execution.id, STDOUT, b"lost"))
-    assert (await anext(stream)).startswith(b"id: 262144\nevent: output\n")
+    assert (await anext(stream)).startswith(f"id: {events.DAEMON}-262144\nevent: output\n".encode())
     tap.offer(Entry(0.0, execution.id, STDOUT, b"later"))
     assert (await anext(stream)).startswith(b'event: dropped\ndata: {"message":"4 bytes')
     assert (await anext(stream)).startswith(b"event: output\n")

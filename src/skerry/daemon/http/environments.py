@@ -22,6 +22,7 @@ from skerry.errors import (
     InvalidRequest,
     IsolationUnavailable,
     LaunchFailed,
+    StoreUnavailable,
 )
 from skerry.manager.environments import Environment
 from skerry.models import State, Usage
@@ -206,6 +207,7 @@ OPERATIONS = (
             GuestFailed,
             DiskFull,
             DaemonUnavailable,
+            StoreUnavailable,
         ),
     ),
     Operation(
@@ -259,7 +261,7 @@ OPERATIONS = (
         handler=delete,
         answer=schemas.Deleted,
         answer_example={"environment_id": "k3v9x1m2p7qa", "deleted": True},
-        errors=(EnvironmentNotFound,),
+        errors=(EnvironmentNotFound, StoreUnavailable),
     ),
     Operation(
         name="heartbeat",
@@ -272,7 +274,7 @@ OPERATIONS = (
         body_example={"lifetime": 3600},
         answer=schemas.Lease,
         answer_example={"expires_at": 1767229200.0},
-        errors=IN_ENVIRONMENT,
+        errors=(*IN_ENVIRONMENT, StoreUnavailable),
     ),
     Operation(
         name="get_usage",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import secrets
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -19,8 +21,12 @@ from skerry.models import encode_bytes
 
 HEARTBEAT = 15.0
 """Seconds of silence after which a comment is sent, so that whatever is in between keeps the connection."""
+DAEMON = secrets.token_hex(4)
+"""In every id: bytes are counted from where this daemon began to read, which after a restart is somewhere else."""
 END = "end"
 """The id of the last event: whoever asks for what comes after it gets 204, which ends an EventSource."""
+
+_ID = re.compile(r"([0-9a-f]{8})-([0-9]{1,18})", re.ASCII)
 
 
 async def events(call: Call, environment_id: str, execution_id: str) -> Response:
@@ -28,20 +34,29 @@ async def events(call: Call, environment_id: str, execution_id: str) -> Response
     last = call.header(b"last-event-id")
     if last == END:
         return Response(status_code=204)
-    if last and not (last.isascii() and last.isdecimal() and len(last) <= 18):
+    if not last:
+        return Stream(stream(execution, 0), EVENTS)
+    found = _ID.fullmatch(last)
+    if found is None:
         raise InvalidRequest("Last-Event-ID is not the id of an event from here")
-    return Stream(stream(execution, int(last or 0)), EVENTS)
+    return Stream(stream(execution, int(found[2]) if found[1] == DAEMON else None), EVENTS)
 
 
-async def stream(execution: Execution, after: int) -> AsyncGenerator[bytes, None]:
+async def stream(execution: Execution, after: int | None) -> AsyncGenerator[bytes, None]:
     """The output from its byte number `after` on, as far as it is kept, and then what comes.
 
-    An event's id is the number of bytes up to its end, of both streams together.
+    An event's id has the number of bytes up to its end, of both streams together. None: a number that another
+    daemon counted.
     """
     at = execution.kept_from
     tap = execution.tap()
     try:
-        if after < at:
+        if after is None:
+            yield _event(
+                "dropped", {"message": "the daemon was restarted: some may be missing, or come again"}, at
+            )
+            after = at
+        elif after < at:
             yield _event("dropped", {"message": f"{at - after} bytes are not kept any more"}, at)
         counted = True
         while True:
@@ -77,6 +92,8 @@ async def stream(execution: Execution, after: int) -> AsyncGenerator[bytes, None
 
 
 def _event(kind: str, body: dict[str, Any], id: int | str | None = None) -> bytes:
+    if isinstance(id, int):
+        id = f"{DAEMON}-{id}"
     head = f"event: {kind}\n" if id is None else f"id: {id}\nevent: {kind}\n"
     return head.encode() + b"data: " + line(body) + b"\n"
 
@@ -93,7 +110,9 @@ OPERATIONS = (
         "`Last-Event-ID` it goes on where a connection broke. Output that is not read stops the program.",
         handler=events,
         headers=(
-            Parameter("Last-Event-ID", "string", "The id of the last event that was seen.", example="6"),
+            Parameter(
+                "Last-Event-ID", "string", "The id of the last event that was seen.", example="5f0c2a91-6"
+            ),
         ),
         answer=schemas.Event,
         media=(EVENTS,),

@@ -21,7 +21,7 @@ from skerry.daemon.http.operations import (
     Parameter,
 )
 from skerry.daemon.http.requests import UPLOAD_LIMIT, Body, Encoding, Length, Seconds, Signal, Text, decode
-from skerry.errors import Busy, InvalidRequest
+from skerry.errors import Busy, InvalidRequest, StoreUnavailable
 from skerry.manager.commands import OUTPUT_LIMIT, OUTPUT_LIMIT_MAX, Command
 from skerry.manager.output import STREAM_NAMES, Log
 from skerry.models import Outcome, encode_bytes
@@ -241,7 +241,7 @@ OPERATIONS = (
         status=201,
         answer=schemas.Execution,
         answer_example=EXAMPLE,
-        errors=(*IN_ENVIRONMENT, Busy),
+        errors=(*IN_ENVIRONMENT, Busy, StoreUnavailable),
     ),
     Operation(
         name="list_executions",

@@ -182,7 +182,7 @@ def _answer(operation: Operation, media: str, schemas: dict[Any, Any]) -> dict[s
         # OpenAPI 3.1 has schemas of whole bodies only; that of each item of a stream stands beside.
         content = {"x-item-schema": schemas[operation.answer, "serialization"]}
         text = json.dumps(example)
-        example = f"{text}\n" if media == NDJSON else f"id: 6\nevent: output\ndata: {text}\n\n"
+        example = f"{text}\n" if media == NDJSON else f"id: 5f0c2a91-6\nevent: output\ndata: {text}\n\n"
     else:
         content = {"schema": {"type": "string", "format": "binary"}}
         example = None

@@ -14,7 +14,7 @@ from skerry.daemon.http.answers import reply
 from skerry.daemon.http.operations import Call, Operation
 from skerry.daemon.http.requests import Body
 from skerry.daemon.http.schemas import Doctor, Health, Readiness, Stopping, Version
-from skerry.errors import Conflict, DaemonUnavailable, PlatformError
+from skerry.errors import Conflict, DaemonUnavailable, PlatformError, StoreUnavailable
 
 API_VERSION = 1
 DOCTOR_SECONDS = 120.0
@@ -153,6 +153,6 @@ OPERATIONS = (
         body_example={"force": True},
         answer=Stopping,
         answer_example={"stopping": True},
-        errors=(Conflict,),
+        errors=(Conflict, StoreUnavailable),
     ),
 )
