@@ -79,7 +79,8 @@ class Backend(Protocol):
     async def adopt(self, spec: InstanceSpec) -> Instance:
         """Take over an instance that an earlier daemon of this home started; like `start`, for one that runs.
 
-        Raises EnvironmentNotFound when it is gone or was never finished: what is left of it is for `stop`.
+        Raises EnvironmentNotFound when it is gone, LaunchFailed when its start was never finished: what is left of it
+        is for `stop`.
         """
         ...
 

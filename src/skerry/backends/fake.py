@@ -13,7 +13,7 @@ import socket
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.instances import InstanceDirectory, Record, Running, list_directories
-from skerry.errors import EnvironmentNotFound
+from skerry.errors import EnvironmentNotFound, LaunchFailed
 from skerry.host import plan
 from skerry.host.launcher import Helper, Launch
 from skerry.host.processes import start_time
@@ -66,8 +66,10 @@ class FakeBackend:
     async def adopt(self, spec: InstanceSpec) -> Instance:
         directory = InstanceDirectory(self._instances, spec.environment_id)
         record = directory.load()
-        if record is None or (running := Running.from_record(record)) is None:
-            raise EnvironmentNotFound(f"nothing runs of environment {spec.environment_id}")
+        if record is None:
+            raise LaunchFailed(f"the start of environment {spec.environment_id} was not finished")
+        if (running := Running.from_record(record)) is None:
+            raise EnvironmentNotFound("its processes are gone")
         self._live[spec.environment_id] = running
         return Instance(spec.environment_id, "disk", f"{directory.path}/workspace")
 

@@ -120,8 +120,10 @@ class NamespaceBackend:
         id_ = spec.environment_id
         directory = InstanceDirectory(self._instances, id_)
         record, facts = directory.load(), directory.noted()
-        if record is None or facts is None or (running := Running.from_record(record)) is None:
-            raise EnvironmentNotFound(f"nothing runs of environment {id_}")
+        if record is None or facts is None:
+            raise LaunchFailed(f"the start of environment {id_} was not finished")
+        if (running := Running.from_record(record)) is None:
+            raise EnvironmentNotFound("its processes are gone")
         try:
             cgroup = self._cgroups.open(id_)
         except EnvironmentNotFound:

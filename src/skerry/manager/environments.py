@@ -174,6 +174,9 @@ class EnvironmentManager:
             environment.lease.resume(max(record.instance["expires"] - since_boot(), GRACE))
             assert environment.executions is not None
             lost = await environment.executions.adopt(await self._records.executions(environment.id))
+        except LaunchFailed:
+            await self._end(environment, NOT_STARTED, Outcome.INTERNAL)
+            return
         except SkerryError as error:
             await self._end(environment, f"lost while no daemon ran: {error.message}", Outcome.INTERNAL)
             return
@@ -393,7 +396,7 @@ class EnvironmentManager:
 
     async def _start(self, environment: Environment) -> None:
         spec = InstanceSpec(environment.id, environment.image, environment.policy)
-        written = self._records.created(environment)  # meanwhile
+        written = asyncio.create_task(self._write_down(environment))  # as soon as this one has to wait
         written.add_done_callback(_retrieve)
         try:
             async with asyncio.timeout(START_TIMEOUT):
@@ -412,14 +415,15 @@ class EnvironmentManager:
         self._serve(environment, environment.instance, channel)
         environment.lease.touch()
         self._reaper.watch(environment.id, environment.lease)
-        # Not awaited: should this daemon end before, the next one finds it running all the same.
-        self._note(self._records.changed(environment, State.RUNNING))
         log.info(
             "created",
             environment=environment.id,
             image=environment.image.name,
             isolation=environment.isolation,
         )
+
+    async def _write_down(self, environment: Environment) -> None:
+        await self._records.created(environment)
 
     def _serve(self, environment: Environment, instance: Instance, channel: Channel) -> None:
         environment.executions = Executions(

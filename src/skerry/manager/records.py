@@ -80,6 +80,8 @@ class StoredRecords:
             host=self._host,
             backend=environment.backend.name,
             name=environment.name,
+            # Before it does. Should it never, nobody was told of it, and its backend knows.
+            state=State.RUNNING,
             image=environment.image.name,
             image_digest=environment.image.digest,
             isolation=environment.isolation,

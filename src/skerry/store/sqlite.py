@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from typing import Any
 
 from skerry.errors import Conflict, InvalidRequest, StoreUnavailable, StoreUnusable
@@ -61,13 +62,24 @@ class SqliteConnection(Connection):
         except sqlite3.Error as error:
             raise self._translate(error) from error
         try:
-            if self.rows("PRAGMA journal_mode = WAL") != [("wal",)]:
+            if self._switch_to_wal() != [("wal",)]:
                 raise StoreUnusable(f"{path} is on a file system without shared memory for WAL")
             for pragma in ("PRAGMA foreign_keys = ON", "PRAGMA trusted_schema = OFF", *pragmas):
                 self.rows(pragma)
         except BaseException:
             self._db.close()
             raise
+
+    def _switch_to_wal(self) -> list[Row]:
+        """Unlike everything else this does not wait by itself while another process does the same."""
+        deadline = time.monotonic() + BUSY_MILLISECONDS / 1000
+        while True:
+            try:
+                return self.rows("PRAGMA journal_mode = WAL")
+            except StoreUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
 
     def rows(self, sql: str, parameters: Parameters = {}) -> list[Row]:  # noqa: B006
         try:
