@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -250,6 +251,38 @@ def test_an_environment_from_create_to_delete(daemon: Daemon) -> None:
         problem = daemon.call(method, f"/environments/{ref}/{path}", body, expect=410)
         assert problem["code"] == "environment_ended"
         assert "deleted" in problem["message"]
+
+
+def test_a_task_from_the_first_call_to_the_last(daemon: Daemon) -> None:
+    """What a client needs that knows of the service only its six paths and the fields of its answers."""
+    environment = daemon.call("POST", "/environments", expect=201)["environment_id"]
+    path = f"/environments/{environment}"
+    assert daemon.call("POST", f"{path}/heartbeat")["expires_at"] > time.time()
+    saved = daemon.call("POST", f"{path}/files/write", {"path": "a/b.txt", "content": "text"})
+    assert (saved["error"], saved["message"]) == (False, "File saved successfully.")
+    read = daemon.call("GET", f"{path}/files/read?path=a/b.txt")
+    assert (read["error"], read["content"]) == (False, "text")
+    body = {"command": "cd a && cat b.txt && export LEFT=1", "timeout_seconds": 60}
+    done = daemon.call("POST", f"{path}/execute", body)
+    assert [done[key] for key in ("error", "stdout", "stderr", "exit_code")] == [False, "text", "", 0]
+    done = daemon.call("POST", f"{path}/execute", {"command": "basename $PWD; echo $LEFT >&2; exit 3"})
+    assert [done[key] for key in ("error", "stdout", "stderr", "exit_code")] == [True, "a\n", "1\n", 3]
+    missing = daemon.call("GET", f"{path}/files/read?path=missing", expect=404)
+    assert missing["error"]
+    assert missing["message"]
+    daemon.call("DELETE", path)
+    assert daemon.call("POST", f"{path}/heartbeat", expect=410)["error"]
+
+
+def test_what_can_succeed_later_says_when(daemon: Daemon) -> None:
+    environment = daemon.create(pids=2000)
+    path = f"/environments/{environment}/executions"
+    started = [daemon.raw("POST", path, {"argv": ["sleep", "3456"]}) for _ in range(257)]
+    daemon.call("DELETE", f"/environments/{environment}")
+    assert [status for status, _, _ in started] == [201] * 256 + [429]
+    status, headers, body = started[-1]
+    assert (status, headers["retry-after"], json.loads(body)["code"]) == (429, "1", "busy")
+    assert "retry-after" not in daemon.raw("GET", "/nothing")[1]
 
 
 def test_execute_keeps_state_and_argv_does_not(daemon: Daemon, environment: str) -> None:

@@ -47,6 +47,16 @@ class AsyncClient:
         answer: dict[str, Any] = await self.transport.call("GET", "/version")
         return answer
 
+    async def ready(self) -> dict[str, Any]:
+        """The `isolation` that environments get now. Raises DaemonUnavailable when none can be started."""
+        answer: dict[str, Any] = await self.transport.call("GET", "/readyz")
+        return answer
+
+    async def doctor(self) -> dict[str, Any]:
+        """What the daemon's machine can do, by trying: `version`, `isolation` and `checks`."""
+        answer: dict[str, Any] = await self.transport.call("GET", "/doctor")
+        return answer
+
     async def stop(self, force: bool = False) -> bool:
         """Stop the daemon and wait for its end. False: none was running.
 

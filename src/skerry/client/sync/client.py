@@ -48,6 +48,16 @@ class Client:
         answer: dict[str, Any] = self.transport.call("GET", "/version")
         return answer
 
+    def ready(self) -> dict[str, Any]:
+        """The `isolation` that environments get now. Raises DaemonUnavailable when none can be started."""
+        answer: dict[str, Any] = self.transport.call("GET", "/readyz")
+        return answer
+
+    def doctor(self) -> dict[str, Any]:
+        """What the daemon's machine can do, by trying: `version`, `isolation` and `checks`."""
+        answer: dict[str, Any] = self.transport.call("GET", "/doctor")
+        return answer
+
     def stop(self, force: bool = False) -> bool:
         """Stop the daemon and wait for its end. False: none was running.
 

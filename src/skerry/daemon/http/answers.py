@@ -30,7 +30,13 @@ def line(body: dict[str, Any]) -> bytes:
     return _encode(body).encode() + b"\n"
 
 
+RETRY_AFTER = "1"
+"""Seconds after which it is worth trying again what can succeed later."""
+
+
 def problem(error: SkerryError, headers: dict[str, str] | None = None) -> Response:
+    if error.retryable:
+        headers = {**(headers or {}), "retry-after": RETRY_AFTER}
     return Response(_encode(error.to_dict()), error.status, headers, media_type="application/problem+json")
 
 

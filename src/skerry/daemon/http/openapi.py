@@ -29,6 +29,7 @@ from skerry.errors import (
 )
 
 PROBLEM = "application/problem+json"
+RETRY_AFTER = {"description": "Seconds after which to try again.", "schema": {"type": "integer"}}
 REFERENCE = "#/components/schemas/"
 TAGS = {
     "environments": "Isolated places to run code in.",
@@ -171,6 +172,8 @@ def _responses(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
             "description": " or ".join(f"`{code}`" for code in codes),
             "content": {PROBLEM: {"schema": schema}},
         }
+        if any(error.retryable for error in group):
+            found[str(status)]["headers"] = {"Retry-After": RETRY_AFTER}
     return found
 
 
