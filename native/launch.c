@@ -558,6 +558,8 @@ static void configure_guest(const struct cursor *c)
             sk_config.data = guest_limit(value);
         else if (strcmp(key, "file_size") == 0)
             sk_config.file_size = guest_limit(value);
+        else if (strcmp(key, "orphan_ms") == 0)
+            sk_config.orphan_ms = (uint64_t)number("guest", value);
         else
             fail("guest", key);
     }

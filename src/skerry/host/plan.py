@@ -88,6 +88,8 @@ class Plan:
     workspace: Workspace
     limits: Limits
     rootful: bool
+    orphan: float
+    """Seconds without a daemon after which it ends by itself."""
     rlimits: bool = False
     """Without cgroups: what rlimits can do must do."""
 
@@ -144,6 +146,7 @@ class Plan:
             f"processes={limits.pids if self.rlimits else '-'}",
             f"data={limits.memory if self.rlimits else '-'}",
             f"file_size={limits.disk if self.workspace.directory is not None else '-'}",
+            f"orphan_ms={int(self.orphan * 1000)}",
         )
 
 
@@ -238,7 +241,7 @@ def probe_steps() -> bytes:
     return encode_steps([("mode", "rootless"), ("map", *ids), guest])
 
 
-def bare_steps(workspace: str, tmp: str, run: str, limits: Limits) -> bytes:
+def bare_steps(workspace: str, tmp: str, run: str, limits: Limits, orphan: float = 0) -> bytes:
     """The guest as an ordinary process, without isolation: for the fake backend."""
     settings = {
         "workspace": workspace,
@@ -249,6 +252,7 @@ def bare_steps(workspace: str, tmp: str, run: str, limits: Limits) -> bytes:
         "switch": "0",
         "fds": str(limits.fds),
         **dict.fromkeys(("processes", "data", "file_size"), "-"),
+        "orphan_ms": str(int(orphan * 1000)),
     }
     guest = ("guest", *(f"{key}={value}" for key, value in settings.items()))
     return encode_steps([("mode", "bare"), ("rlimit", str(RLIMIT_CORE), NO_DUMPS), guest])
