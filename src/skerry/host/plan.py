@@ -101,7 +101,7 @@ class Plan:
         return encode_steps(
             [
                 *self._writable(),
-                ("pivot",),
+                ("enter",) if self.rootful else ("pivot",),
                 ("drop", str(UID), str(GID), str(CAPABILITIES_KEPT if self.rootful else 0)),
                 ("allow", "/", "ro"),
                 *(("allow", path, "rw") for path in ("/workspace", "/tmp", "/dev", "/proc", RUN)),  # noqa: S108
@@ -163,7 +163,9 @@ def blank_steps(uid_base: int | None, tasks_files: list[str], cgroup: str | None
     if cgroup:
         process.append(("cgroup", cgroup))
     process += [("tasks", path) for path in tasks_files]
-    return encode_steps(process) + _stage()
+    # With the image's parts as descriptors, nothing of the host's mounts is needed any more.
+    leave: list[Step] = [] if uid_base is None else [("pivot",)]
+    return encode_steps(process) + _stage() + encode_steps(leave)
 
 
 @functools.cache
