@@ -58,7 +58,7 @@ def measure(rounds: int, environments: int) -> int:
                 used.append(f"llm-sandbox {version('llm-sandbox')}")
             results["notes"] = f"{', '.join(used)}, no network."
         client = stack.enter_context(ours.daemon(str(folder / "home")))
-        found.add("Skerry", ours.subjects)
+        found.add("Skerry", lambda: ours.subjects(client))
 
         times = take_turns(found.subjects, rounds, lambda n: _progress(f"round {n} of {rounds}"))
         _progress("idle memory")

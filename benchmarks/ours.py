@@ -39,10 +39,12 @@ def daemon(home: str) -> Iterator[skerry.Client]:
 
 
 @contextmanager
-def subjects() -> Iterator[list[Subject]]:
+def subjects(client: skerry.Client) -> Iterator[list[Subject]]:
+    """As a program that lives for a while uses it: all through one client, whose connection stays open."""
+
     def cycle() -> dict[str, float]:
         start = time.perf_counter()
-        env = _environment().create()
+        env = _environment(client=client).create()
         created = time.perf_counter()
         _run(env)
         first = time.perf_counter()
@@ -50,7 +52,7 @@ def subjects() -> Iterator[list[Subject]]:
         deleted = time.perf_counter()
         return {"fresh": first - start, "create": created - start, "delete": deleted - first}
 
-    with _environment() as env:
+    with _environment(client=client) as env:
 
         def execute() -> None:
             if env.execute("echo x").stdout != "x\n":

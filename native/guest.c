@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +31,7 @@ struct sk_roots sk_roots;
 static int epoll_fd;
 static struct sk_source listener, host = { .fd = -1 }, children, ticker;
 static bool greeted, running = true;
+static uint64_t alone_since;
 
 static uint8_t inbox[SK_HEADER + SK_PAYLOAD_MAX];
 static size_t inbox_len;
@@ -83,6 +85,7 @@ static void disconnect(void)
     free(queue);
     queue = NULL;
     greeted = false;
+    alone_since = sk_now_ms();
     sk_process_disconnected();
 }
 
@@ -306,6 +309,18 @@ static void ticker_ready(struct sk_source *source, uint32_t events)
         sk_process_tick();
 }
 
+/* How long to wait for something to happen; 0: too long without a host, which will not come back. */
+static int patience_ms(void)
+{
+    if (host.fd >= 0 || sk_config.orphan_ms == 0)
+        return -1;
+    uint64_t alone = sk_now_ms() - alone_since;
+    if (alone >= sk_config.orphan_ms)
+        return 0;
+    uint64_t left = sk_config.orphan_ms - alone;
+    return left > INT_MAX ? INT_MAX : (int)left;
+}
+
 int sk_guest_main(void)
 {
     sigset_t signals;
@@ -322,9 +337,13 @@ int sk_guest_main(void)
     sk_watch(&listener, EPOLLIN);
     sk_watch(&children, EPOLLIN);
     sk_watch(&ticker, EPOLLIN);
+    alone_since = sk_now_ms();
     while (running) {
         struct epoll_event event; /* one at a time: handling one may free the owner of another */
-        int n = epoll_wait(epoll_fd, &event, 1, -1);
+        int patience = patience_ms();
+        int n = patience == 0 ? -1 : epoll_wait(epoll_fd, &event, 1, patience);
+        if (patience == 0)
+            return 0;
         if (n < 0 && errno != EINTR)
             return 1;
         if (n == 1) {

@@ -25,7 +25,8 @@
  *   sysctl NAME VALUE            a setting of the own namespaces; skipped where the kernel does not have it
  *   mask PATH, readonly PATH     skipped where PATH does not exist
  *   seal PATH                    what is mounted there becomes read-only
- *   pivot
+ *   pivot                        leave the host's mounts for the new root, or for the stage if there is none yet
+ *   enter                        from the stage into the new root
  *   hostname NAME, loopback, rlimit NUMBER VALUE
  *   bound                        nothing that is executed from now on can have a capability
  *   drop UID GID CAPABILITIES    the mask of those to keep
@@ -70,6 +71,7 @@ static size_t steps_len;
 static int control_fd = 0;
 static int slots[SLOTS_MAX];
 static int root_fd = -1, stage_fd = -1;
+static const char *stage_path = "/proc"; /* where it covers the host's, until it is / itself */
 static bool rootful, bare;
 
 static struct {
@@ -288,7 +290,7 @@ static void move(const char *path)
 static void make_own(const char *path)
 {
     char lower[PATH_MAX];
-    snprintf(lower, sizeof lower, "/proc/root/%s:/proc/empty", path); /* it takes two layers */
+    snprintf(lower, sizeof lower, "%s/root/%s:%s/empty", stage_path, path, stage_path); /* it takes two layers */
     int fs = (int)syscall(NR_FSOPEN, "overlay", 1), fd = -1;
     if (fs >= 0 && syscall(NR_FSCONFIG, fs, CONF_STRING, "lowerdir", lower, 0) == 0 &&
         syscall(NR_FSCONFIG, fs, CONF_CREATE, NULL, NULL, 0) == 0)
@@ -396,15 +398,34 @@ static void make(const char *step, char *path, const char *argument)
     close(parent);
 }
 
+static void close_roots(void)
+{
+    close(root_fd);
+    close(stage_fd);
+    root_fd = stage_fd = -1;
+}
+
 static void pivot(void)
 {
     check(fchdir(root_fd), "pivot", "fchdir");
     check(syscall(SYS_pivot_root, ".", "."), "pivot", "pivot_root");
     check(umount2(".", MNT_DETACH), "pivot", "umount");
     check(chdir("/"), "pivot", "chdir");
-    close(root_fd);
-    close(stage_fd);
-    root_fd = stage_fd = -1;
+    if (root_fd == stage_fd)
+        stage_path = "";
+    else
+        close_roots();
+}
+
+/* The new root covers the stage. To unmount that, or to pivot again, would take the kernel longer than all other steps
+ * together, and there is nothing in it that anybody could find. */
+static void enter(void)
+{
+    check(fchdir(root_fd), "enter", "fchdir");
+    check(syscall(NR_MOVE_MOUNT, root_fd, "", AT_FDCWD, "/", MOVE_F_EMPTY), "enter", "move");
+    check(chroot("."), "enter", "chroot");
+    check(chdir("/"), "enter", "chdir");
+    close_roots();
 }
 
 /* ---- small steps ---- */
@@ -558,6 +579,8 @@ static void configure_guest(const struct cursor *c)
             sk_config.data = guest_limit(value);
         else if (strcmp(key, "file_size") == 0)
             sk_config.file_size = guest_limit(value);
+        else if (strcmp(key, "orphan_ms") == 0)
+            sk_config.orphan_ms = (uint64_t)number("guest", value);
         else
             fail("guest", key);
     }
@@ -611,6 +634,8 @@ static void execute(struct cursor *c)
         seal(c->argv[1]);
     else if (is(c, "pivot", 0))
         pivot();
+    else if (is(c, "enter", 0))
+        enter();
     else if (is(c, "hostname", 1))
         check(sethostname(c->argv[1], strlen(c->argv[1])), "hostname", c->argv[1]);
     else if (is(c, "loopback", 0))

@@ -105,6 +105,7 @@ struct sk_guest_config {
     rlim_t processes;
     rlim_t data;
     rlim_t file_size;
+    uint64_t orphan_ms; /* so long without a connection to the host, and the guest ends; 0: never */
 };
 
 extern struct sk_guest_config sk_config;

@@ -166,9 +166,11 @@ class Site:
     home: Path
     backend: Backend
 
-    def spec(self, environment_id: str | None = None, limits: Limits = LIMITS) -> InstanceSpec:
+    def spec(
+        self, environment_id: str | None = None, limits: Limits = LIMITS, orphan: float = 3600.0
+    ) -> InstanceSpec:
         image = ImageStore(self.home / "images").get("host")
-        return InstanceSpec(environment_id or self.backend.reserve(), image, Policy(limits=limits))
+        return InstanceSpec(environment_id or self.backend.reserve(), image, Policy(limits=limits), orphan)
 
     async def open(self, limits: Limits = LIMITS) -> Box:
         spec = self.spec(limits=limits)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from skerry.errors import EnvironmentNotFound, GuestFailed, LaunchFailed, LimitReached
+from skerry.guest.channel import Channel, Start
 from skerry.guest.frames import Type
 from skerry.ids import new_id
 from skerry.policy import ISOLATIONS, MIB
@@ -99,6 +100,53 @@ async def test_an_id_that_is_taken_is_refused_and_its_instance_lives_on(site: Si
         await box.channel.ping()
         await box.channel.stat("kept")
         assert box.id in await site.backend.list()
+
+
+async def test_an_instance_that_no_daemon_connects_to_ends_by_itself(site: Site) -> None:
+    watched, alone = site.spec(orphan=0.5), site.spec(orphan=0.5)
+    try:
+        for spec in (watched, alone):
+            await site.backend.start(spec)
+        channel = await Channel.open(await site.backend.connect(watched.environment_id))
+        left = await Channel.open(await site.backend.connect(alone.environment_id))
+        process = await left.start(Start(argv=["sleep", "1000"], env=ENV))
+        assert process.pid
+        await left.close()
+        await site.backend.wait(alone.environment_id)
+        await channel.ping()
+        await channel.close()
+        await site.backend.wait(watched.environment_id)
+    finally:
+        for spec in (watched, alone):
+            await site.backend.stop(spec.environment_id)
+
+
+async def test_an_instance_is_taken_over_by_another_backend_object(site: Site) -> None:
+    """As by the next daemon of the same home."""
+    async with site.box() as box:
+        await box.channel.write("file", b"text")
+        adopted = type(site.backend)(str(site.home))  # type: ignore[call-arg]
+        try:
+            spec = site.spec(box.id)
+            assert await adopted.adopt(spec) == box.instance
+            channel = await Channel.open(await adopted.connect(box.id))
+            assert await channel.read("file") == b"text"
+            assert {row.name for row in adopted.enforced(box.id)} == {
+                row.name for row in box.backend.enforced(box.id)
+            }
+            await channel.close()
+            await adopted.stop(box.id)
+        finally:
+            await adopted.close()
+
+
+async def test_what_is_gone_is_not_taken_over(site: Site) -> None:
+    async with site.box() as box:
+        await site.backend.stop(box.id)
+        with pytest.raises((EnvironmentNotFound, LaunchFailed)):
+            await site.backend.adopt(site.spec(box.id))
+    with pytest.raises((EnvironmentNotFound, LaunchFailed)):
+        await site.backend.adopt(site.spec(new_id()))
 
 
 async def test_stopping_twice_is_fine(site: Site) -> None:

@@ -36,6 +36,8 @@ class InstanceSpec:
     environment_id: str
     image: Image
     policy: Policy
+    orphan: float = 3600.0
+    """Seconds after which it ends by itself when no daemon is connected to its guest any more."""
 
 
 @dataclass(frozen=True, slots=True)

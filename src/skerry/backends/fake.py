@@ -44,7 +44,7 @@ class FakeBackend:
             workspace, tmp, run = (f"{directory.path}/{name}" for name in ("workspace", "tmp", "run"))
             for path in (workspace, tmp, run):
                 os.mkdir(path, 0o700)
-            steps = plan.bare_steps(workspace, tmp, run, spec.policy.limits)
+            steps = plan.bare_steps(workspace, tmp, run, spec.policy.limits, spec.orphan)
             with directory.listen() as listener:
                 launch = Launch(self._helper, listener.fileno())
             try:

@@ -96,7 +96,9 @@ class NamespaceBackend:
             fds = [filter_fd]
             with contextlib.ExitStack() as descriptors:
                 workspace = await self._workspace(kind, policy, blank, fds, descriptors)
-                rest = plan.Plan(workspace, policy.limits, self._rootful, self._cgroups.mode == "none")
+                rest = plan.Plan(
+                    workspace, policy.limits, self._rootful, spec.orphan, self._cgroups.mode == "none"
+                )
                 blank.launch.send(rest.encode(), fds)
             blank.launch.keep()
             blank.cgroup.apply(policy.limits)

@@ -88,6 +88,8 @@ class Plan:
     workspace: Workspace
     limits: Limits
     rootful: bool
+    orphan: float
+    """Seconds without a daemon after which it ends by itself."""
     rlimits: bool = False
     """Without cgroups: what rlimits can do must do."""
 
@@ -99,7 +101,7 @@ class Plan:
         return encode_steps(
             [
                 *self._writable(),
-                ("pivot",),
+                ("enter",) if self.rootful else ("pivot",),
                 ("drop", str(UID), str(GID), str(CAPABILITIES_KEPT if self.rootful else 0)),
                 ("allow", "/", "ro"),
                 *(("allow", path, "rw") for path in ("/workspace", "/tmp", "/dev", "/proc", RUN)),  # noqa: S108
@@ -144,6 +146,7 @@ class Plan:
             f"processes={limits.pids if self.rlimits else '-'}",
             f"data={limits.memory if self.rlimits else '-'}",
             f"file_size={limits.disk if self.workspace.directory is not None else '-'}",
+            f"orphan_ms={int(self.orphan * 1000)}",
         )
 
 
@@ -160,7 +163,9 @@ def blank_steps(uid_base: int | None, tasks_files: list[str], cgroup: str | None
     if cgroup:
         process.append(("cgroup", cgroup))
     process += [("tasks", path) for path in tasks_files]
-    return encode_steps(process) + _stage()
+    # With the image's parts as descriptors, nothing of the host's mounts is needed any more.
+    leave: list[Step] = [] if uid_base is None else [("pivot",)]
+    return encode_steps(process) + _stage() + encode_steps(leave)
 
 
 @functools.cache
@@ -238,7 +243,7 @@ def probe_steps() -> bytes:
     return encode_steps([("mode", "rootless"), ("map", *ids), guest])
 
 
-def bare_steps(workspace: str, tmp: str, run: str, limits: Limits) -> bytes:
+def bare_steps(workspace: str, tmp: str, run: str, limits: Limits, orphan: float = 0) -> bytes:
     """The guest as an ordinary process, without isolation: for the fake backend."""
     settings = {
         "workspace": workspace,
@@ -249,6 +254,7 @@ def bare_steps(workspace: str, tmp: str, run: str, limits: Limits) -> bytes:
         "switch": "0",
         "fds": str(limits.fds),
         **dict.fromkeys(("processes", "data", "file_size"), "-"),
+        "orphan_ms": str(int(orphan * 1000)),
     }
     guest = ("guest", *(f"{key}={value}" for key, value in settings.items()))
     return encode_steps([("mode", "bare"), ("rlimit", str(RLIMIT_CORE), NO_DUMPS), guest])

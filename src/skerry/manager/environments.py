@@ -50,6 +50,8 @@ REMEMBER_FOR = 86400.0
 REMEMBER_MAX = 1000
 GRACE = 60.0
 """Seconds that an environment has at least after a restart: nobody could send a heartbeat before."""
+ORPHAN_MIN = 3600.0
+"""An environment ends by itself when it is without a daemon for its lifetime, or for this long if that is longer."""
 NOT_STARTED = "it could not be started"
 PREFIX_MIN = 3
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -395,7 +397,8 @@ class EnvironmentManager:
     # ---- the way up ----
 
     async def _start(self, environment: Environment) -> None:
-        spec = InstanceSpec(environment.id, environment.image, environment.policy)
+        orphan = max(environment.lease.lifetime, ORPHAN_MIN)
+        spec = InstanceSpec(environment.id, environment.image, environment.policy, orphan)
         written = asyncio.create_task(self._write_down(environment))  # as soon as this one has to wait
         written.add_done_callback(_retrieve)
         try:
