@@ -89,11 +89,19 @@ def test_the_image_stays_as_it_is(boxes: Boxes, mode: str, user: str) -> None:
 
 
 SHARED_TMP = (
-    "launch.c",
-    '    else if (is(c, "tmpfs", 3))\n',
-    '    else if (is(c, "tmpfs", 3) && strcmp(c->argv[1], "tmp") == 0)\n'
-    '        attach("tmpfs", (int)syscall(NR_OPEN_TREE, AT_FDCWD, "/tmp", TREE_CLONE | TREE_CLOEXEC), "tmp");\n'
-    '    else if (is(c, "tmpfs", 3))\n',
+    (
+        "launch.c",
+        "static void stage(void)\n{\n",
+        "static int host_tmp = -1;\nstatic void stage(void)\n{\n"
+        '    host_tmp = (int)syscall(NR_OPEN_TREE, AT_FDCWD, "/tmp", TREE_CLONE | TREE_CLOEXEC);\n',
+    ),
+    (
+        "launch.c",
+        '    else if (is(c, "tmpfs", 3))\n',
+        '    else if (is(c, "tmpfs", 3) && strcmp(c->argv[1], "tmp") == 0)\n'
+        '        attach("tmpfs", host_tmp, "tmp");\n'
+        '    else if (is(c, "tmpfs", 3))\n',
+    ),
 )
 PLACES = ("/tmp", "/dev/shm", "/run")
 
@@ -101,7 +109,7 @@ PLACES = ("/tmp", "/dev/shm", "/run")
 def test_temporary_places_are_not_shared(boxes: Boxes, mode: str, mutate: Mutate) -> None:
     """Neither with the host nor with other environments."""
     assert seen(boxes, mode) == (set(), set(), set())
-    assert seen(boxes, mode, helper=mutate(SHARED_TMP)) == ({"/tmp"}, {"/tmp"}, {"/tmp"})
+    assert seen(boxes, mode, helper=mutate(*SHARED_TMP)) == ({"/tmp"}, {"/tmp"}, {"/tmp"})
 
 
 def seen(boxes: Boxes, mode: str, **options: object) -> tuple[set[str], set[str], set[str]]:
