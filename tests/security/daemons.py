@@ -7,6 +7,7 @@ with serve("rootful", helper=mutate(...)) as home: ...
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -60,6 +61,6 @@ def server(python_for_nobody: Callable[[], tuple[str, Path | None]]) -> Serve:
                         assert word.readline() == "ready\n"
                     yield home
                 finally:
-                    process.terminate()
+                    process.send_signal(signal.SIGINT)  # SIGTERM would leave its environments to the next
 
     return serve
