@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -137,6 +138,8 @@ def running(program: Path, folder: Path) -> Iterator[Guest]:
         control.send(b"K")
         yield Guest(folder, process)
     finally:
-        process.kill()
+        # Becoming another user has cut the tie by which it would end with unshare.
+        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
         process.wait()
         control.close()

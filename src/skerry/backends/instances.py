@@ -14,12 +14,13 @@ import json
 import os
 import signal
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from skerry.errors import DiskFull, GuestFailed, LaunchFailed, PlatformError
-from skerry.host.processes import Handle, descendants, start_time
+from skerry.host.processes import Handle, descendants, is_running, start_time
 from skerry.host.trees import remove_tree
 
 BACKLOG = 16
@@ -139,6 +140,9 @@ class Running:
         """For a guest without a process namespace of its own: end what it started, while it cannot start more."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.handle.fd, signal.SIGSTOP)
+        deadline = time.monotonic() + 1.0
+        while is_running(self.handle.pid) and time.monotonic() < deadline:
+            time.sleep(0.0001)  # until it has taken the signal, it may be about to fork
         while found := descendants(self.handle.pid):
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):

@@ -19,6 +19,15 @@ def start_time(pid: int) -> int:
     return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+def is_running(pid: int) -> bool:
+    """Whether it can execute anything: it is there, neither stopped nor dead."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"T", b"t", b"Z", b"X")
+    except OSError:
+        return False
+
+
 def descendants(pid: int) -> list[int]:
     """All living processes below `pid`, nearest first."""
     parents: dict[int, int] = {}
