@@ -58,7 +58,9 @@ class Handle:
 
     def ended(self, seconds: float = 0.0) -> bool:
         """Whether it has ended, or does so while we wait for that long."""
-        return bool(select.select([self.fd], [], [], seconds)[0])
+        poll = select.poll()  # unlike select() it takes any descriptor
+        poll.register(self.fd, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     async def wait(self) -> None:
         """Return when it has ended, having reaped it if it is a child of ours."""
