@@ -109,8 +109,9 @@ async def test_an_instance_that_no_daemon_connects_to_ends_by_itself(site: Site)
             await site.backend.start(spec)
         channel = await Channel.open(await site.backend.connect(watched.environment_id))
         left = await Channel.open(await site.backend.connect(alone.environment_id))
-        process = await left.start(Start(argv=["sleep", "1000"], env=ENV))
-        assert process.pid
+        nap = f"1000.{os.getpid()}"
+        await left.start(Start(argv=["sleep", nap], env=ENV))
+        assert on_host(nap)
         await left.close()
         await site.backend.wait(alone.environment_id)
         await channel.ping()
@@ -119,6 +120,11 @@ async def test_an_instance_that_no_daemon_connects_to_ends_by_itself(site: Site)
     finally:
         for spec in (watched, alone):
             await site.backend.stop(spec.environment_id)
+
+    async def gone() -> bool:
+        return on_host(nap) == []
+
+    await eventually(gone)
 
 
 async def test_an_instance_is_taken_over_by_another_backend_object(site: Site) -> None:

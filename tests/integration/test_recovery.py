@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -16,6 +17,9 @@ from typing import Any
 import pytest
 
 from skerry.backends import blanks
+from skerry.settings import Home
+from skerry.store import Store
+from tests import postgres, support
 from tests.integration.daemon import Daemon, started
 
 ROUNDS = 12
@@ -23,9 +27,12 @@ THREADS = 6
 COUNTER = "i=0; while :; do i=$((i + 1)); echo n$i; sleep 0.05; done"
 
 
-@pytest.fixture(params=["namespace", "fake"])
-def options(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    return () if request.param == "namespace" else ("--backend", "fake")
+@pytest.fixture(params=["namespace", "fake", "namespace-postgres"])
+def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Of the daemon; its store is SQLite unless said otherwise."""
+    if request.param.endswith("postgres"):
+        monkeypatch.setenv("SKERRY_DATABASE", request.getfixturevalue("postgres_server").new_database())
+    return ("--backend", "fake") if request.param == "fake" else ()
 
 
 def start(daemon: Daemon, ref: str, command: str, **body: Any) -> str:
@@ -160,11 +167,12 @@ def test_a_restart_of_the_host_is_noticed(home: Path, options: tuple[str, ...]) 
 
 
 def edit(home: Path, change: str) -> None:
-    import sqlite3
+    async def write() -> None:
+        store = await Store.open(Home(str(home)).database)
+        await store.write(lambda tx: tx.run(f"UPDATE environments SET {change}"))
+        await store.close()
 
-    with contextlib.closing(sqlite3.connect(home / "state.db")) as database:
-        database.execute(f"UPDATE environments SET {change}")
-        database.commit()
+    asyncio.run(write())
 
 
 def test_a_lease_goes_on_where_it_was(home: Path, options: tuple[str, ...]) -> None:
@@ -239,3 +247,41 @@ def test_killed_at_random_moments_nothing_is_lost_that_was_acknowledged(
         assert on_disk - found.keys() == set() or len(on_disk - found.keys()) <= blanks.READY
         for environment in found:
             daemon.call("DELETE", f"/environments/{environment}")
+
+
+def test_daemons_that_share_a_store_leave_each_other_alone(
+    home: Path, postgres_server: postgres.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKERRY_DATABASE", postgres_server.new_database())
+    with support.temporary_home() as other, started(other) as second:
+        theirs = second.create(name="theirs")
+        with started(home) as first:
+            ours = first.create(name="ours")
+            # A name is one environment's, whichever daemon has it.
+            assert first.call("POST", "/environments", {"name": "theirs"}, expect=409)["code"] == "conflict"
+            assert listed(first).keys() == {ours}
+            first.kill()
+        with started(home) as first:
+            assert listed(first).keys() == {ours}
+            assert listed(second).keys() == {theirs}
+            first.call("GET", f"/environments/{theirs}", expect=404)
+            assert second.execute(theirs, "echo here")["stdout"] == "here\n"
+
+
+def test_without_its_store_nothing_is_created_and_nothing_is_left(
+    home: Path, postgres_server: postgres.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKERRY_DATABASE", postgres_server.new_database())
+    with started(home) as daemon:
+        environment = daemon.create()
+        postgres_server.stop()
+        try:
+            answer = daemon.call("POST", "/environments", {}, expect=503)
+            assert answer["code"] == "store_unavailable"
+            # What runs goes on.
+            assert daemon.execute(environment, "echo here")["stdout"] == "here\n"
+        finally:
+            postgres_server.start()
+        assert listed(daemon).keys() == {environment}
+        created = daemon.create()
+        assert listed(daemon).keys() == {environment, created}

@@ -383,3 +383,15 @@ async def test_what_an_earlier_daemon_left_without_a_record_is_removed() -> None
     backend.alive = {"leftover0001", "leftover0002"}
     await make_manager(backend).recover()
     assert backend.alive == set()
+
+
+@asynchronous
+async def test_what_nobody_knows_of_is_removed_while_the_daemon_runs_and_nothing_else() -> None:
+    backend = StubBackend()
+    manager = make_manager(backend)
+    environment = await manager.create(policy=POLICY)
+    creating = asyncio.create_task(manager.create(policy=POLICY))
+    await until(lambda: len(backend.alive) == 2)
+    backend.alive.add("leftover0001")
+    await manager.reconcile()
+    assert backend.alive == {environment.id, (await creating).id}

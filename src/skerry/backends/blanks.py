@@ -66,12 +66,13 @@ class Blanks:
         self._rootful = os.geteuid() == 0
         self._ready: dict[str, Blank] = {}
         self._reserved: dict[str, Blank] = {}
+        self._making: set[str] = set()
         self._refilling: asyncio.Task[None] | None = None
         self._closed = False
 
     def __contains__(self, id_: str) -> bool:
         """Whether it is one that nobody has asked for."""
-        return id_ in self._ready
+        return id_ in self._ready or id_ in self._making
 
     def reserve(self) -> str:
         """An id for `take`: that of one which is ready, if any is."""
@@ -109,8 +110,12 @@ class Blanks:
         try:
             await asyncio.sleep(REFILL_AFTER)
             while len(self._ready) < READY:
-                blank = await self._make(new_id())
-                self._ready[blank.id] = blank
+                id_ = new_id()
+                self._making.add(id_)
+                try:
+                    self._ready[id_] = await self._make(id_)
+                finally:
+                    self._making.discard(id_)
         except SkerryError:
             pass  # the next start will meet the same, and say it to its caller
         finally:

@@ -8,15 +8,17 @@ environment reports its isolation as `none`.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import os
+import signal
 import socket
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
-from skerry.backends.instances import InstanceDirectory, Record, Running, list_directories
+from skerry.backends.instances import InstanceDirectory, Record, Running, helpers_in, list_directories
 from skerry.errors import EnvironmentNotFound, LaunchFailed
 from skerry.host import plan
 from skerry.host.launcher import Helper, Launch
-from skerry.host.processes import start_time
+from skerry.host.processes import descendants, start_time
 from skerry.ids import new_id
 from skerry.models import Enforcement, Usage
 
@@ -84,6 +86,12 @@ class FakeBackend:
             running.kill_descendants()
             await running.kill()
             running.handle.close()
+        # A guest that ended by itself, or was killed, has left its supervisors with all that they started.
+        while left := helpers_in(directory.path):
+            for pid in left:
+                for each in (*descendants(pid), pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(each, signal.SIGKILL)
         directory.remove()
 
     async def wait(self, environment_id: str) -> None:

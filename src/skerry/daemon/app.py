@@ -18,7 +18,7 @@ from skerry.daemon.http.api import Api
 from skerry.daemon.http.operations import Engine
 from skerry.daemon.http.readiness import Readiness
 from skerry.daemon.server import Server, listen, unlisten
-from skerry.errors import InvalidRequest
+from skerry.errors import InvalidRequest, SkerryError
 from skerry.images.store import ImageStore
 from skerry.manager.environments import EnvironmentManager
 from skerry.manager.records import StoredRecords
@@ -27,6 +27,7 @@ from skerry.store import Store
 
 BACKENDS: dict[str, Callable[[str], Backend]] = {"namespace": NamespaceBackend, "fake": FakeBackend}
 IDLE_LOOK = 1.0
+SWEEP_EVERY = 10.0
 
 log = structlog.get_logger(component="daemon")
 
@@ -69,6 +70,7 @@ async def serve(
     loop.add_signal_handler(signal.SIGINT, stopping.set)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     idling = asyncio.create_task(_idle(server, manager, idle_exit, stopping.set)) if idle_exit else None
+    sweeping = asyncio.create_task(_sweep(manager))
     waiting = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -76,6 +78,7 @@ async def serve(
         if idling is not None:
             idling.cancel()
         waiting.cancel()
+        sweeping.cancel()
         unlisten(home)
         if len(manager):
             what = "left to the next daemon" if keep else "deleted"
@@ -86,6 +89,15 @@ async def serve(
             server.stop()
             await serving
             await database.close()
+
+
+async def _sweep(manager: EnvironmentManager) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_EVERY)
+        try:
+            await manager.reconcile()
+        except SkerryError as error:
+            log.error("sweep failed", error=str(error))
 
 
 async def _idle(

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Container, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from socket import socket
 
@@ -78,6 +78,8 @@ class Environment:
     reason: str = ""
     outcome: Outcome = Outcome.CANCELED
     ended_at: float = 0.0
+    recorded: bool = False
+    """Whether its row is in the store."""
     uses: int = 0
     """Calls under way that are not executions."""
     instance: Instance | None = None
@@ -141,12 +143,7 @@ class EnvironmentManager:
         """Take over what an earlier daemon of this home left running, and remove what it left half made or half
         removed. Raises StoreUnavailable, PlatformError."""
         records = await self._records.live()
-        known = {record.id for record in records}
-        for backend in self._registry.backends:
-            for environment_id in await backend.list():
-                if environment_id not in known:
-                    log.warning("sweep", environment=environment_id, backend=backend.name)
-                    await backend.stop(environment_id)
+        await self._remove_all_but({record.id for record in records})
         for record in await self._records.ended():
             its = self._registry.find(record.backend)
             if its is not None and record.ended_reason != NOT_STARTED:
@@ -156,6 +153,20 @@ class EnvironmentManager:
                 environment.ended_at = self._clock.time() - ago
                 self._ended[environment.id] = environment
         await asyncio.gather(*map(self._recover, records))
+
+    async def reconcile(self) -> None:
+        """Compare what is on the host with what should be, and remove what nobody knows of; to be called now and then.
+
+        Raises PlatformError.
+        """
+        await self._remove_all_but(self._live)
+
+    async def _remove_all_but(self, known: Container[str]) -> None:
+        for backend in self._registry.backends:
+            for environment_id in await backend.list():
+                if environment_id not in known:
+                    log.warning("sweep", environment=environment_id, backend=backend.name)
+                    await backend.stop(environment_id)
 
     async def _recover(self, record: EnvironmentRecord) -> None:
         backend = self._registry.find(record.backend)
@@ -205,6 +216,7 @@ class EnvironmentManager:
             expires_at=record.expires_at,
         )
         environment.lease = Lease(self._clock, record.lifetime, record.idle, environment.busy)
+        environment.recorded = True
         return environment
 
     def ready(self) -> str:
@@ -400,16 +412,18 @@ class EnvironmentManager:
         orphan = max(environment.lease.lifetime, ORPHAN_MIN)
         spec = InstanceSpec(environment.id, environment.image, environment.policy, orphan)
         written = asyncio.create_task(self._write_down(environment))  # as soon as this one has to wait
-        written.add_done_callback(_retrieve)
         try:
             async with asyncio.timeout(START_TIMEOUT):
                 environment.instance = await environment.backend.start(spec)
                 channel = await self._open_channel(await environment.backend.connect(environment.id))
         except TimeoutError as error:
             raise LaunchFailed(f"the environment did not start within {START_TIMEOUT:g} s") from error
+        finally:
+            await asyncio.wait((written,))
+            _retrieve(written)
         try:
-            await written
-        except BaseException:
+            written.result()
+        except SkerryError:
             await channel.close()
             raise
         if environment.state is not State.CREATING:
@@ -427,6 +441,7 @@ class EnvironmentManager:
 
     async def _write_down(self, environment: Environment) -> None:
         await self._records.created(environment)
+        environment.recorded = True
 
     def _serve(self, environment: Environment, instance: Instance, channel: Channel) -> None:
         environment.executions = Executions(
@@ -485,7 +500,8 @@ class EnvironmentManager:
                     await environment.executions.end(outcome, f"the environment ended: {environment.reason}")
             finally:
                 await environment.backend.stop(environment.id)
-            await self._records.changed(environment, State.ENDED)
+            if environment.recorded:
+                await self._records.changed(environment, State.ENDED)
         except BaseException as error:
             log.error("removal failed, will be tried again", environment=environment.id, error=str(error))
             environment.ending = None
