@@ -249,6 +249,36 @@ def test_killed_at_random_moments_nothing_is_lost_that_was_acknowledged(
             daemon.call("DELETE", f"/environments/{environment}")
 
 
+def repeated(daemon: Daemon, key: str, **body: Any) -> tuple[int, dict[str, Any]]:
+    status, _, answer = daemon.raw("POST", "/environments", body, {"idempotency-key": key})
+    return status, json.loads(answer)
+
+
+def test_a_create_that_is_repeated_with_its_key_makes_one_environment(
+    home: Path, options: tuple[str, ...]
+) -> None:
+    with started(home, *options) as daemon:
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(repeated, daemon, "once", name="one", lifetime=600) for _ in range(8)]
+            answers = [each.result() for each in asked]
+        assert {status for status, _ in answers} == {201}
+        (first,) = {answer["environment_id"] for _, answer in answers}
+        assert listed(daemon).keys() == {first}
+        status, answer = repeated(daemon, "once", name="one", lifetime=601)
+        assert (status, answer["code"]) == (409, "conflict")
+        assert repeated(daemon, "k" * 256)[0] == 400
+        daemon.kill()
+    with started(home, *options) as daemon:
+        assert repeated(daemon, "once", name="one", lifetime=600)[1]["environment_id"] == first
+        assert repeated(daemon, "twice", lifetime=600)[1]["environment_id"] != first
+        # What has failed may be tried again.
+        assert repeated(daemon, "thrice", image="nothing")[0] == 404
+        assert repeated(daemon, "thrice", image="host")[0] == 201
+        assert len(listed(daemon)) == 3
+        on_disk = {entry.name for entry in (home / "instances").iterdir()}
+        assert len(on_disk - listed(daemon).keys()) <= blanks.READY
+
+
 def test_daemons_that_share_a_store_leave_each_other_alone(
     home: Path, postgres_server: postgres.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -299,8 +299,10 @@ class StubImage:
 class StubRecords:
     """Takes note of everything at once, and remembers nothing."""
 
-    def created(self, environment: Environment) -> asyncio.Future[None]:
-        return self._done()
+    def created(self, environment: Environment) -> asyncio.Future[str | None]:
+        future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        future.set_result(None)
+        return future
 
     def changed(self, environment: Environment, state: State) -> asyncio.Future[None]:
         return self._done()

@@ -38,7 +38,7 @@ from skerry.images.store import HOST, Image, ImageStore
 from skerry.manager.commands import base_variables, check_variables
 from skerry.manager.executions import Executions
 from skerry.manager.reaper import Clock, Lease, Reaper
-from skerry.manager.records import Records, boot_id, policy_of, since_boot
+from skerry.manager.records import NOT_STARTED, Key, Records, boot_id, policy_of, since_boot
 from skerry.models import Enforcement, EnvironmentInfo, Outcome, State, Usage
 from skerry.policy import Policy, seconds
 from skerry.store.environments import EnvironmentRecord
@@ -52,7 +52,6 @@ GRACE = 60.0
 """Seconds that an environment has at least after a restart: nobody could send a heartbeat before."""
 ORPHAN_MIN = 3600.0
 """An environment ends by itself when it is without a daemon for its lifetime, or for this long if that is longer."""
-NOT_STARTED = "it could not be started"
 PREFIX_MIN = 3
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
@@ -80,6 +79,9 @@ class Environment:
     ended_at: float = 0.0
     recorded: bool = False
     """Whether its row is in the store."""
+    key: Key | None = None
+    repeats: str = ""
+    """The id of the environment that was meant, if the request was made before."""
     uses: int = 0
     """Calls under way that are not executions."""
     instance: Instance | None = None
@@ -234,11 +236,13 @@ class EnvironmentManager:
         lifetime: float = 3600.0,
         idle: float = 900.0,
         env: dict[str, str] | None = None,
+        key: Key | None = None,
     ) -> Environment:
-        """A running environment, or nothing at all.
+        """A running environment, or nothing at all. With a key that was used before: the one that it made.
 
-        Raises InvalidRequest, Conflict (the name is taken), ImageNotFound, IsolationUnavailable,
-        LaunchFailed, GuestFailed, DiskFull, DaemonUnavailable (it is stopping).
+        Raises InvalidRequest, Conflict (the name is taken, or the key was used for something else), ImageNotFound,
+        IsolationUnavailable, LaunchFailed, GuestFailed, DiskFull, DaemonUnavailable (it is stopping),
+        StoreUnavailable.
         """
         if self._closing:
             raise DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
@@ -249,7 +253,7 @@ class EnvironmentManager:
                 f"{name!r} is not a name for an environment",
                 hint="a letter or digit, then up to 62 of A-Z a-z 0-9 _ . -",
             )
-        if name in self._names:
+        if key is None and name in self._names:  # with a key it may be the one that is meant: the store knows
             raise Conflict(f"the name {name!r} is taken by environment {self._names[name].id}")
         found = self._images.get(image)
         backend, capabilities = self._registry.pick(policy.isolation)
@@ -265,11 +269,12 @@ class EnvironmentManager:
             variables=dict(env or {}),
             created_at=now,
             expires_at=now + lifetime,
+            key=key,
         )
         environment.lease = Lease(self._clock, lifetime, idle, environment.busy)
         self._live[environment.id] = environment
         if name:
-            self._names[name] = environment
+            self._names.setdefault(name, environment)
         environment.creating = asyncio.create_task(self._start(environment))
         try:
             await asyncio.shield(environment.creating)
@@ -279,8 +284,26 @@ class EnvironmentManager:
                 await self._end(environment, NOT_STARTED, Outcome.INTERNAL)
             self._ended.pop(environment.id, None)
             raise
+        if environment.repeats:
+            await self._end(environment, "a repetition", Outcome.CANCELED)
+            self._ended.pop(environment.id, None)
+            return await self._first(environment.repeats)
         if environment.state is not State.RUNNING:
             raise self._gone(environment)
+        return environment
+
+    async def _first(self, environment_id: str) -> Environment:
+        """What the first request with a key has made."""
+        try:
+            environment = self.find(environment_id)
+            if environment.creating is not None:
+                await asyncio.wait((environment.creating,))
+                environment = self.find(environment_id)
+        except EnvironmentNotFound:
+            raise Conflict(
+                "the first request with this key has failed, or another daemon has served it",
+                hint="try again, with a new key if this one stays refused",
+            ) from None
         return environment
 
     def find(self, ref: str) -> Environment:
@@ -412,6 +435,10 @@ class EnvironmentManager:
         orphan = max(environment.lease.lifetime, ORPHAN_MIN)
         spec = InstanceSpec(environment.id, environment.image, environment.policy, orphan)
         written = asyncio.create_task(self._write_down(environment))  # as soon as this one has to wait
+        if environment.key is not None:
+            await written  # nothing is made for a request that was made before
+            if environment.repeats:
+                return
         try:
             async with asyncio.timeout(START_TIMEOUT):
                 environment.instance = await environment.backend.start(spec)
@@ -440,8 +467,8 @@ class EnvironmentManager:
         )
 
     async def _write_down(self, environment: Environment) -> None:
-        await self._records.created(environment)
-        environment.recorded = True
+        environment.repeats = await self._records.created(environment) or ""
+        environment.recorded = not environment.repeats
 
     def _serve(self, environment: Environment, instance: Instance, channel: Channel) -> None:
         environment.executions = Executions(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from skerry.models import Outcome, State
@@ -22,15 +22,28 @@ if TYPE_CHECKING:
     from skerry.manager.execution import Execution
 
 TENANT = "default"
+NOT_STARTED = "it could not be started"
 REMEMBERED = 1000
 _LIVE = (State.CREATING, State.RUNNING, State.DELETING)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """By which a repeated request is known, and told from another one with the same key."""
+
+    text: str
+    request: str
+    """A hash of all that was asked for."""
 
 
 class Records(Protocol):
     """All that write may raise StoreUnavailable. They take effect in the order of the calls, awaited or not."""
 
-    def created(self, environment: Environment) -> asyncio.Future[None]:
-        """Raises Conflict when somebody else has the name."""
+    def created(self, environment: Environment) -> asyncio.Future[str | None]:
+        """None, or the id of the environment that an earlier request with the same key has made.
+
+        Raises Conflict when somebody else has the name, or when that request asked for something else.
+        """
         ...
 
     def changed(self, environment: Environment, state: State) -> asyncio.Future[None]: ...
@@ -73,7 +86,7 @@ class StoredRecords:
         self._host = host
         self._boot = boot_id()
 
-    def created(self, environment: Environment) -> asyncio.Future[None]:
+    def created(self, environment: Environment) -> asyncio.Future[str | None]:
         record = EnvironmentRecord(
             id=environment.id,
             tenant=TENANT,
@@ -97,7 +110,24 @@ class StoredRecords:
             boot_id=self._boot,
             instance={"expires": since_boot() + environment.lease.remaining},
         )
-        return self._store.write(lambda tx: environments.insert(tx, record))
+        key = environment.key
+
+        def work(tx: Connection) -> str | None:
+            if key is not None:
+                first = environments.claim_key(
+                    tx,
+                    tenant=TENANT,
+                    key=key.text,
+                    body_hash=key.request,
+                    environment_id=record.id,
+                    now=record.created_at,
+                )
+                if first is not None:
+                    return first
+            environments.insert(tx, record)
+            return None
+
+        return self._store.write(work)
 
     def changed(self, environment: Environment, state: State) -> asyncio.Future[None]:
         now = time.time()
@@ -114,12 +144,15 @@ class StoredRecords:
                 "ended_reason": environment.reason,
                 "outcome": str(environment.outcome),
             }
-        id_ = environment.id
+        id_, key = environment.id, environment.key
+        failed = environment.reason == NOT_STARTED
 
         def work(tx: Connection) -> None:
             environments.change(tx, id_, host=self._host, states=_LIVE, to=str(state), **values)
             if ended:
                 executions.mark_lost(tx, [id_], now=now)
+            if ended and failed and key is not None:
+                environments.release_key(tx, tenant=TENANT, key=key.text, environment_id=id_)
 
         return self._store.write(work)
 

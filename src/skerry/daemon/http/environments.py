@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
@@ -25,10 +27,12 @@ from skerry.errors import (
     StoreUnavailable,
 )
 from skerry.manager.environments import Environment
+from skerry.manager.records import Key
 from skerry.models import State, Usage
 from skerry.policy import ISOLATIONS, NETWORKS, WORKSPACES, Limits, Policy
 
 PAGE_MAX = 1000
+KEY_MAX = 255
 
 # Checked by `skerry.policy`, whose words are better than a validator's; described here.
 Size = Annotated[Any, WithJsonSchema({"type": ["integer", "string"]})]
@@ -87,7 +91,14 @@ class Heartbeat(Body):
 
 
 async def create(call: Call, body: Create) -> Response:
-    environment = await call.manager.create(policy=body.policy(), **body.rest())
+    text = call.header(b"idempotency-key")
+    key = None
+    if text:
+        if len(text) > KEY_MAX:
+            raise InvalidRequest(f"an Idempotency-Key has at most {KEY_MAX} characters")
+        asked = json.dumps(body.model_dump(mode="python"), sort_keys=True)
+        key = Key(text, hashlib.sha256(asked.encode("utf-8", "surrogateescape")).hexdigest())
+    environment = await call.manager.create(policy=body.policy(), **body.rest(), key=key)
     return reply(environment.info.to_dict(), 201)
 
 
@@ -195,6 +206,14 @@ OPERATIONS = (
         handler=create,
         body=Create,
         body_example={"name": "web", "memory": "512m", "cpus": 1, "lifetime": 3600},
+        headers=(
+            Parameter(
+                "Idempotency-Key",
+                "string",
+                "Any text that only this request has. Repeated with it, within a day, the request makes no second "
+                "environment: the answer is the first one.",
+            ),
+        ),
         status=201,
         answer=schemas.Environment,
         answer_example=EXAMPLE,
