@@ -147,7 +147,10 @@ class Launch:
         try:
             async with asyncio.timeout(SECONDS):
                 while self._expected:
-                    self._hear(await loop.sock_recv(self._control, _MESSAGE_MAX))
+                    try:
+                        self._hear(await loop.sock_recv(self._control, _MESSAGE_MAX))
+                    except ConnectionResetError:
+                        continue  # it ended with something unread: what it had said comes next
         except TimeoutError as error:
             raise LaunchFailed(f"the environment did not start within {SECONDS:g} s") from error
 
@@ -156,7 +159,10 @@ class Launch:
         self._control.settimeout(SECONDS)
         try:
             while self._expected:
-                self._hear(self._control.recv(_MESSAGE_MAX))
+                try:
+                    self._hear(self._control.recv(_MESSAGE_MAX))
+                except ConnectionResetError:
+                    continue
         except TimeoutError as error:
             raise LaunchFailed(f"nothing started within {SECONDS:g} s") from error
 
