@@ -1,0 +1,30 @@
+"""Who is at the other end of a connection. Each door puts this into the `state` of the ASGI scope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from starlette.types import Scope
+
+PEER = "skerry.peer"
+CUT = "skerry.cut"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    address: str
+    """For people and for the audit: `uid 1000`, `192.0.2.7:50312`."""
+    trusted: bool
+    """The kernel vouches for it: a process of our own user, or of root, on the unix socket. All others need a
+    token."""
+
+
+def peer_of(scope: Scope) -> Peer:
+    return cast(Peer, scope["state"][PEER])
+
+
+def cut_of(scope: Scope) -> Callable[[], None]:
+    """What ends the connection at once, whatever is under way on it."""
+    return cast(Callable[[], None], scope["state"][CUT])
