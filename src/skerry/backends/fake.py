@@ -43,9 +43,7 @@ class FakeBackend:
         directory = InstanceDirectory(self._instances, spec.environment_id)
         directory.make()
         try:
-            workspace, tmp, run = (f"{directory.path}/{name}" for name in ("workspace", "tmp", "run"))
-            for path in (workspace, tmp, run):
-                os.mkdir(path, 0o700)
+            workspace, tmp, run = (directory.place(name, 0o700) for name in ("workspace", "tmp", "run"))
             steps = plan.bare_steps(workspace, tmp, run, spec.policy.limits, spec.orphan)
             with directory.listen() as listener:
                 launch = Launch(self._helper, listener.fileno())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.blanks import READY, REFILL_AFTER, Blank, Blanks
-from skerry.backends.instances import InstanceDirectory, Running, list_directories
+from skerry.backends.instances import InstanceDirectory, Running, list_directories, not_made
 from skerry.errors import EnvironmentNotFound, InvalidRequest, LaunchFailed, PlatformError
 from skerry.host import mounts, plan, seccomp, uids
 from skerry.host.cgroups import Cgroup, CgroupManager
@@ -246,9 +246,7 @@ class NamespaceBackend:
             descriptors.callback(os.close, fds[-1])
             return plan.Workspace(volume=SUBDIR)
         if kind == "disk":
-            path = f"{blank.directory.path}/workspace"
-            os.mkdir(path, 0o755)
-            return plan.Workspace(directory=path)
+            return plan.Workspace(directory=blank.directory.place("workspace", 0o755))
         return plan.Workspace(memory=_memory_size(policy))
 
     def _trees(self, root: plan.Root, blank: Blank, descriptors: contextlib.ExitStack) -> Descriptors:
@@ -272,7 +270,10 @@ class NamespaceBackend:
     def _root(self, image: Image) -> plan.Root:
         if image.rootfs is not None:
             return plan.Root(tree=str(image.rootfs))
-        tree, binds = self._host_roots.current()
+        try:
+            tree, binds = self._host_roots.current()
+        except OSError as error:
+            raise not_made("a copy of the host's /etc", error) from error
         return plan.Root(tree=tree, binds=binds)
 
     def _filter(self, profile: str) -> int:

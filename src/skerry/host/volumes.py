@@ -404,8 +404,13 @@ def _remove_loop(number: int) -> None:
         mounts.remove_loop(number)
 
 
-def _failed(step: str, error: OSError) -> LaunchFailed:
+def _failed(step: str, error: OSError) -> DiskFull | LaunchFailed:
     code = error.errno or 0
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(
+            f"cannot make a disk volume: {step}: {error.strerror}",
+            hint="make room on the disk of the daemon's home",
+        )
     return LaunchFailed(
         f"cannot make a disk volume: {step}: {error.strerror}",
         hint=_HINTS.get(code, "the kernel's log may say more"),
