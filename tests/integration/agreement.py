@@ -1,4 +1,4 @@
-"""Whether a home's rows and the host agree. To be asked while no daemon runs: nothing is kept ready or under way then."""
+"""Whether a home's rows and the host agree, to be asked while no daemon runs: nothing is kept ready then."""
 
 from __future__ import annotations
 

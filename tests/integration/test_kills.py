@@ -19,7 +19,7 @@ from tests.integration import agreement
 from tests.integration.daemon import Daemon
 from tests.integration.nursery import Nursery, nursery
 
-KILLS = {"namespace": 20, "fake": 20, "namespace-postgres": 20}
+KILLS = {"namespace": 200, "fake": 20, "namespace-postgres": 20}
 CLIENTS = 6
 KEPT_MAX = 3
 """Of each client, so that a round stays short."""

@@ -17,6 +17,7 @@ from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.blanks import READY, REFILL_AFTER, Blank, Blanks
 from skerry.backends.instances import InstanceDirectory, Running, list_directories, not_made
 from skerry.errors import EnvironmentNotFound, InvalidRequest, LaunchFailed, PlatformError
+from skerry.failpoints import hit
 from skerry.host import mounts, plan, seccomp, uids
 from skerry.host.cgroups import Cgroup, CgroupManager
 from skerry.host.launcher import Helper, step_failed, try_steps
@@ -85,6 +86,7 @@ class NamespaceBackend:
         kind = self._workspace_kind(policy)
         filter_fd = self._filter(policy.profile)
         blank = await self._blanks.take(spec.environment_id)
+        hit("create.taken")
         with contextlib.ExitStack() as undo:
             undo.callback(blank.end)
             root = self._root(spec.image)
@@ -100,7 +102,9 @@ class NamespaceBackend:
                     workspace, policy.limits, self._rootful, spec.orphan, self._cgroups.mode == "none"
                 )
                 blank.launch.send(rest.encode(), fds)
+            hit("create.sent")
             blank.launch.keep()
+            hit("create.kept")
             blank.cgroup.apply(policy.limits)
             blank.directory.note({"workspace": kind, "shared": root.shared})
             await blank.launch.done()
@@ -145,10 +149,13 @@ class NamespaceBackend:
             await live.running.kill()
             # Everything inside died with its process 1; this is for what is still on its way out.
             live.cgroup.kill()
+            hit("delete.killed")
             live.cgroup.remove()
+            hit("delete.cgroups")
             if live.uid_base is not None:
                 uids.release(live.uid_base)
         await asyncio.to_thread(InstanceDirectory(self._instances, environment_id).remove)
+        hit("delete.directory")
         self._live.pop(environment_id, None)
         self._facts.pop(environment_id, None)
         if live is not None:

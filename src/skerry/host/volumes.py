@@ -36,6 +36,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 from skerry.errors import DiskFull, InvalidRequest, LaunchFailed, SkerryError
+from skerry.failpoints import hit
 from skerry.host import mounts
 from skerry.policy import GIB, MIB, format_size
 
@@ -245,6 +246,7 @@ class Volumes:
             with open(template, "rb") as source, tempfile.TemporaryFile(dir=self._directory) as file:
                 _copy(source.fileno(), file.fileno())
                 mount = self._mount(file.fileno())
+            hit("volume.mounted")
             if _room(mount) != kind:
                 os.close(mount)
                 raise LaunchFailed(
