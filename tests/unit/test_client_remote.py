@@ -349,7 +349,8 @@ def test_a_certificate_must_be_from_the_right_ca(ask: Ask, monkeypatch: pytest.M
         with pytest.raises(InvalidRequest, match="no certificate"):
             ask()
         monkeypatch.setenv("SKERRY_CA", made.ca)
-        with pytest.raises(Denied, match=r"127\.1"):  # another name of the same address, not in the certificate
+        # Another name of the same address, which is not in the certificate.
+        with pytest.raises(Denied, match=r"127\.1"):
             ask(url=f"https://127.1:{port}", token=TOKEN)
 
 
