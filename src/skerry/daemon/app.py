@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from skerry.backends.base import Backend
 from skerry.backends.fake import FakeBackend
 from skerry.backends.namespace import NamespaceBackend
 from skerry.backends.registry import Registry
+from skerry.daemon.auth import Gate
 from skerry.daemon.http import table
 from skerry.daemon.http.api import Api
 from skerry.daemon.http.operations import Engine
@@ -56,7 +58,8 @@ async def serve(
     await manager.recover()
     sock = listen(home)
     stopping = asyncio.Event()
-    engine = Engine(manager, store, home, Readiness(manager, home.path), stopping.set)
+    gate = Gate(database)
+    engine = Engine(manager, store, database, gate, home, Readiness(manager, home.path), stopping.set)
     server = Server(Api(engine, table.OPERATIONS), ready)
     loop = asyncio.get_running_loop()
     keep = False
@@ -71,6 +74,7 @@ async def serve(
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     idling = asyncio.create_task(_idle(server, manager, idle_exit, stopping.set)) if idle_exit else None
     sweeping = asyncio.create_task(_sweep(manager))
+    guarding = asyncio.create_task(gate.watch())
     waiting = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -79,6 +83,7 @@ async def serve(
             idling.cancel()
         waiting.cancel()
         sweeping.cancel()
+        guarding.cancel()
         unlisten(home)
         if len(manager):
             what = "left to the next daemon" if keep else "deleted"
@@ -88,6 +93,8 @@ async def serve(
         finally:
             server.stop()
             await serving
+            with contextlib.suppress(SkerryError):
+                await gate.note_use()
             await database.close()
 
 
