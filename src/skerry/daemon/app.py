@@ -59,7 +59,9 @@ async def serve(
     sock = listen(home)
     stopping = asyncio.Event()
     gate = Gate(database)
-    engine = Engine(manager, store, database, gate, home, Readiness(manager, home.path), stopping.set)
+    engine = Engine(
+        manager, store, database, gate, home, Readiness(manager, database, home.path), stopping.set
+    )
     server = Server(Api(engine, table.OPERATIONS), ready)
     loop = asyncio.get_running_loop()
     keep = False
