@@ -170,9 +170,7 @@ def test_a_tenant_sees_its_own(world: World) -> None:
     _, _, answer = daemon.raw("POST", "/environments", body, headers)
     made = json.loads(answer)["environment_id"]
     # The same name is another's for each tenant.
-    status, _, answer = daemon.raw(
-        "POST", "/environments", body, {"authorization": f"Bearer {world.other}"}
-    )
+    status, _, answer = daemon.raw("POST", "/environments", body, {"authorization": f"Bearer {world.other}"})
     assert status == 201
     theirs = json.loads(answer)["environment_id"]
     assert get("/environments/box", mine)["environment_id"] == made
