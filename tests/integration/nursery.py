@@ -105,11 +105,9 @@ class Nursery:
 @contextmanager
 def nursery() -> Iterator[Nursery]:
     ours, theirs = socket.socketpair()
-    with (
-        ours,
-        theirs,
-        subprocess.Popen([sys.executable, "-c", _LOADED, str(theirs.fileno())], pass_fds=[theirs.fileno()]),
-    ):
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("SKERRY_")}
+    argv = [sys.executable, "-c", _LOADED, str(theirs.fileno())]
+    with ours, subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=variables):
         theirs.close()
         yield Nursery(ours)
         ours.close()

@@ -7,30 +7,35 @@ import http.client
 import json
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skerry.failpoints import POINTS, VARIABLE
+from skerry.ids import new_id
+from tests import support
 from tests.integration import agreement
 from tests.integration.daemon import Daemon, launch
 from tests.integration.nursery import Nursery, nursery
 
 LOST = (OSError, http.client.HTTPException)
-KEY = {"idempotency-key": "once"}
 SLEEP = ["sleep", "4321"]
 NEW: dict[str, Any] = {"name": "new", "lifetime": 1000}
-NOT_IN_FAKE = {point for point in POINTS if point.startswith(("blank.", "volume."))} | {"delete.cgroups"}
-ON_POSTGRES = {
-    "create.recorded",
-    "create.served",
-    "execute.recorded",
-    "delete.noted",
-    "delete.stopped",
-    "recover.swept",
+PLACES = {
+    "namespace": set(POINTS),
+    "fake": {point for point in POINTS if not point.startswith(("blank.", "volume."))} - {"delete.cgroups"},
+    # Where the store matters; the rest is the same code.
+    "postgres": {
+        "create.recorded",
+        "create.served",
+        "execute.recorded",
+        "delete.noted",
+        "delete.stopped",
+        "recover.swept",
+    },
 }
-"""Where the store matters; the rest is the same code."""
 UNDONE = {"delete.intended"}
 """Where nothing of a delete has happened yet."""
 
@@ -44,10 +49,11 @@ def daemons() -> Iterator[Nursery]:
 class World:
     """A home with two environments, `old` and `other`, that must survive whatever is not done to them."""
 
-    def __init__(self, daemons: Nursery, home: Path, options: tuple[str, ...]) -> None:
+    def __init__(self, daemons: Nursery, place: Place) -> None:
         self._daemons = daemons
-        self.home = home
-        self._options = options
+        self.home = place.home
+        self._options = place.options
+        self.key = {"idempotency-key": new_id()}
         with self.daemon() as daemon:
             self.old = daemon.create(name="old", lifetime=5000)
             self.other = daemon.create(name="other", lifetime=5000, workspace="memory")
@@ -76,6 +82,11 @@ class World:
             daemon.process.wait()
         assert (self.home / "daemon.log").read_text().endswith(f"killed at {point.partition(':')[0]}\n")
 
+    def create(self, daemon: Daemon) -> tuple[int, dict[str, Any]]:
+        """A new one, however often it is asked for."""
+        status, _, body = daemon.raw("POST", "/environments", NEW, self.key)
+        return status, json.loads(body)
+
     def is_whole(self, daemon: Daemon, environment: str) -> None:
         """Its shell, its files, what runs in its background, and nothing else."""
         inside = daemon.execute(environment, "echo $WORD; cat file")["stdout"]
@@ -87,7 +98,8 @@ class World:
         assert (found["state"], found["ended_reason"]) == ("ended", reason)
 
     def agree(self, daemon: Daemon) -> None:
-        """The daemon goes, and rows and host are compared with what it has said."""
+        """The audit holds; the daemon goes, and rows and host are compared with what it has said."""
+        assert daemon.call("GET", "/audit/verify")["intact"]
         told = set(listed(daemon))
         self._leave(daemon)
         assert agreement.check(self.home) == told
@@ -99,43 +111,61 @@ def listed(daemon: Daemon) -> dict[str, str]:
     return {each["environment_id"]: each["name"] for each in found}
 
 
+def unfinished(daemon: Daemon, environment: str) -> list[str]:
+    """What was to be done in an environment, by the audit, without a word of how it ended."""
+    _, _, body = daemon.raw("GET", f"/audit?environment={environment}")
+    rows = [json.loads(line) for line in body.splitlines()]
+    intents = {row["request_id"]: row["action"] for row in rows if row["kind"] == "intent"}
+    ended = {row["request_id"] for row in rows if row["kind"] == "result"}
+    return sorted(action for request, action in intents.items() if request not in ended)
+
+
 def running(daemon: Daemon, environment: str) -> set[str]:
     """The executions that run as the daemon says, which are all that run inside."""
     found = daemon.call("GET", f"/environments/{environment}/executions")["executions"]
     return {each["execution_id"] for each in found if each["state"] == "running"}
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where daemons start again and again; what one test leaves is ended before the next begins."""
+
+    kind: str
+    home: Path
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("--backend", "fake") if self.kind == "fake" else ()
+
+
+@pytest.fixture(scope="module")
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    with support.temporary_home() as home, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SKERRY_HOME", str(home))
+        if request.param == "postgres":
+            patch.setenv("SKERRY_DATABASE", request.getfixturevalue("postgres_server").new_database())
+        yield Place(request.param, home)
+
+
 @pytest.fixture
-def world(
-    request: pytest.FixtureRequest,
-    home: Path,
-    point: str,
-    kind: str,
-    daemons: Nursery,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[World]:
-    if kind == "postgres":
-        if point not in ON_POSTGRES:
-            pytest.skip("the same code as with SQLite")
-        monkeypatch.setenv("SKERRY_DATABASE", request.getfixturevalue("postgres_server").new_database())
-    if kind == "fake" and point in NOT_IN_FAKE:
-        pytest.skip("the fake backend does not come there")
-    world = World(daemons, home, ("--backend", "fake") if kind == "fake" else ())
-    yield world
-    with world.daemon():
-        pass  # its end is that of all environments
+def world(place: Place, daemons: Nursery) -> Iterator[World]:
+    world = World(daemons, place)
+    try:
+        yield world
+    finally:
+        with world.daemon():
+            pass  # its end is that of all environments
 
 
-def points(*prefixes: str) -> Callable[[Any], Any]:
-    found = [point for point in POINTS if point.startswith(prefixes)]
-    kinds = pytest.mark.parametrize("kind", ["namespace", "fake", "postgres"])
-    parametrized = pytest.mark.parametrize("point", found)
-    return lambda test: kinds(parametrized(test))
-
-
-def create(daemon: Daemon) -> tuple[int, dict[str, Any]]:
-    status, _, body = daemon.raw("POST", "/environments", NEW, KEY)
-    return status, json.loads(body)
+def points(*prefixes: str) -> pytest.MarkDecorator:
+    """Those of a name that begins so, at each kind of place that comes there."""
+    found = [
+        (kind, point)
+        for kind, some in PLACES.items()
+        for point in POINTS
+        if point.startswith(prefixes) and point in some
+    ]
+    return pytest.mark.parametrize(("place", "point"), found, indirect=["place"])
 
 
 @points("create.", "volume.")
@@ -143,16 +173,16 @@ def test_create(world: World, point: str) -> None:
     """It was never answered. Whoever asks again, with the same key, gets one environment, and it works."""
     if point == "volume.mounted":
         point = "volume.mounted:2"  # the first is made to see whether it works
-    world.die_at(point, lambda daemon: create(daemon) if point != "volume.mounted:2" else None)
+    world.die_at(point, lambda daemon: world.create(daemon) if point != "volume.mounted:2" else None)
     with world.daemon() as daemon:
         assert listed(daemon).keys() - {world.old, world.other} <= {
             each for each, name in listed(daemon).items() if name == "new"
         }
         world.agree(daemon)
     with world.daemon() as daemon:
-        status, made = create(daemon)
+        status, made = world.create(daemon)
         assert status == 201, made
-        assert create(daemon) == (201, made)
+        assert world.create(daemon) == (201, made)
         assert listed(daemon) == {world.old: "old", world.other: "other", made["environment_id"]: "new"}
         assert daemon.execute("new", "echo works")["stdout"] == "works\n"
         for environment in (world.old, world.other):
@@ -163,7 +193,10 @@ def test_create(world: World, point: str) -> None:
 @points("blank.")
 def test_what_is_made_ahead(world: World, point: str) -> None:
     made: list[str] = []
-    world.die_at(point, lambda daemon: made.append(daemon.create(workspace="memory")))
+    # The first is for the one who asks, the others are made ahead.
+    for time in ("1", "2", "3"):
+        world.die_at(f"{point}:{time}", lambda daemon: made.append(daemon.create(workspace="memory")))
+    assert len(made) == 2
     with world.daemon() as daemon:
         assert set(made) <= listed(daemon).keys()
         for environment in (world.old, world.other):
@@ -189,9 +222,13 @@ def test_execute(world: World, point: str, how: str) -> None:
         left = running(daemon, world.old) - {world.background[world.old]}
         lives = point in ("execute.recorded", "execute.output") and how == "background"
         assert len(left) == lives
+        assert agreement.programs(world.home, world.old).count(["sleep", "9876"]) == lives
         inside = daemon.execute(world.old, ["sh", "-c", "cat begun 2>/dev/null"])["stdout"]
         if point in ("execute.admitted", "execute.intended"):
             assert inside == ""
+        told = [] if point == "execute.admitted" else ["execution"]
+        if how == "wait":  # the other that has no result yet is still running
+            assert unfinished(daemon, world.old) == [*told, "execution"]
         if how == "background" and lives:
             (execution,) = left
             daemon.raw("DELETE", f"/environments/{world.old}/executions/{execution}")
@@ -209,6 +246,7 @@ def test_delete(world: World, point: str) -> None:
         else:
             assert listed(daemon).keys() == {world.other}
             world.has_ended(daemon, world.old, "deleted")
+            assert "environment.delete" in unfinished(daemon, world.old)
         daemon.call("DELETE", f"/environments/{world.old}")
         world.has_ended(daemon, world.old, "deleted")
         daemon.create(name="old", workspace="memory")

@@ -160,6 +160,7 @@ def test_killed_at_random_moments_under_load(
                 each.result()
     with daemons.started(home, *options) as daemon:
         verify(daemon, clients, seed)
+        assert daemon.call("GET", "/audit/verify")["intact"], f"seed {seed}"
         daemon.process.send_signal(signal.SIGTERM)
         daemon.process.wait()
         known = {environment for client in clients for environment in client.promises}

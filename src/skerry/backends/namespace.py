@@ -69,6 +69,8 @@ class NamespaceBackend:
         self._facts: dict[str, _Facts] = {}
         os.makedirs(self._instances, mode=0o700, exist_ok=True)
         self._blanks = Blanks(self._instances, self._helper, self._cgroups)
+        if self._rootful:
+            uids.sweep()
 
     def capabilities(self) -> Capabilities:
         reason = ""
