@@ -36,6 +36,7 @@ PLACES = {
         "recover.swept",
     },
 }
+BEFORE = "the daemon ended before it was known"
 UNDONE = {"delete.intended"}
 """Where nothing of a delete has happened yet."""
 
@@ -111,13 +112,15 @@ def listed(daemon: Daemon) -> dict[str, str]:
     return {each["environment_id"]: each["name"] for each in found}
 
 
-def unfinished(daemon: Daemon, environment: str) -> list[str]:
-    """What was to be done in an environment, by the audit, without a word of how it ended."""
+def unknown(daemon: Daemon, environment: str) -> list[str]:
+    """What was to be done in an environment and, by the audit, nobody knows how it ended."""
     _, _, body = daemon.raw("GET", f"/audit?environment={environment}")
     rows = [json.loads(line) for line in body.splitlines()]
     intents = {row["request_id"]: row["action"] for row in rows if row["kind"] == "intent"}
-    ended = {row["request_id"] for row in rows if row["kind"] == "result"}
-    return sorted(action for request, action in intents.items() if request not in ended)
+    results = {row["request_id"]: row["detail"].get("reason") for row in rows if row["kind"] == "result"}
+    return sorted(
+        action for request, action in intents.items() if results.get(request, BEFORE) == BEFORE
+    )
 
 
 def running(daemon: Daemon, environment: str) -> set[str]:
@@ -228,7 +231,7 @@ def test_execute(world: World, point: str, how: str) -> None:
             assert inside == ""
         told = [] if point == "execute.admitted" else ["execution"]
         if how == "wait":  # the other that has no result yet is still running
-            assert unfinished(daemon, world.old) == [*told, "execution"]
+            assert unknown(daemon, world.old) == [*told, "execution"]
         if how == "background" and lives:
             (execution,) = left
             daemon.raw("DELETE", f"/environments/{world.old}/executions/{execution}")
@@ -246,7 +249,7 @@ def test_delete(world: World, point: str) -> None:
         else:
             assert listed(daemon).keys() == {world.other}
             world.has_ended(daemon, world.old, "deleted")
-            assert "environment.delete" in unfinished(daemon, world.old)
+            assert "environment.delete" in unknown(daemon, world.old)
         daemon.call("DELETE", f"/environments/{world.old}")
         world.has_ended(daemon, world.old, "deleted")
         daemon.create(name="old", workspace="memory")
