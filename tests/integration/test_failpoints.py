@@ -118,9 +118,7 @@ def unknown(daemon: Daemon, environment: str) -> list[str]:
     rows = [json.loads(line) for line in body.splitlines()]
     intents = {row["request_id"]: row["action"] for row in rows if row["kind"] == "intent"}
     results = {row["request_id"]: row["detail"].get("reason") for row in rows if row["kind"] == "result"}
-    return sorted(
-        action for request, action in intents.items() if results.get(request, BEFORE) == BEFORE
-    )
+    return sorted(action for request, action in intents.items() if results.get(request, BEFORE) == BEFORE)
 
 
 def running(daemon: Daemon, environment: str) -> set[str]:
