@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from skerry.backends.base import Backend
 from skerry.backends.fake import FakeBackend
 from skerry.backends.namespace import NamespaceBackend
 from skerry.backends.registry import Registry
+from skerry.daemon.auth import Gate
 from skerry.daemon.doors import Door, UnixDoor
 from skerry.daemon.http import table
 from skerry.daemon.http.api import Api
@@ -64,7 +66,8 @@ async def serve(
     await manager.recover()
     own_door = UnixDoor(listen(home))
     stopping = asyncio.Event()
-    engine = Engine(manager, store, home, Readiness(manager, home.path), stopping.set)
+    gate = Gate(database)
+    engine = Engine(manager, store, database, gate, home, Readiness(manager, home.path), stopping.set)
     server = Server(Api(engine, table.OPERATIONS), [own_door, *doors], ready)
     loop = asyncio.get_running_loop()
     keep = False
@@ -79,6 +82,7 @@ async def serve(
     serving = asyncio.create_task(server.serve())
     idling = asyncio.create_task(_idle(server, manager, idle_exit, stopping.set)) if idle_exit else None
     sweeping = asyncio.create_task(_sweep(manager))
+    guarding = asyncio.create_task(gate.watch())
     waiting = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -87,6 +91,7 @@ async def serve(
             idling.cancel()
         waiting.cancel()
         sweeping.cancel()
+        guarding.cancel()
         unlisten(home)
         if len(manager):
             what = "left to the next daemon" if keep else "deleted"
@@ -96,6 +101,8 @@ async def serve(
         finally:
             server.stop()
             await serving
+            with contextlib.suppress(SkerryError):
+                await gate.note_use()
             await database.close()
 
 
