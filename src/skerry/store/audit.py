@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from skerry.errors import Conflict, StoreUnavailable
 from skerry.store.connection import Connection
 from skerry.store.table import MOST_OF_A_PAGE, Table, Where, canonical, page_size
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from skerry.store.store import Store
 
 PAGE = 500
+UNFINISHED_IN = 1000
 _START = "0" * 64
 
 
@@ -87,7 +89,7 @@ _insert = "INSERT INTO audit ({}) VALUES ({})".format(
 
 
 def append(tx: Connection, tenant: str, entries: Iterable[Entry]) -> Head:
-    """Add entries at the end of the tenant's chain; its new head."""
+    """Add entries at the end of the tenant's chain; its new head. Raises StoreUnavailable."""
     last = _lock_head(tx, tenant)
     seq, previous = last.seq, last.hash
     for entry in entries:
@@ -95,12 +97,24 @@ def append(tx: Connection, tenant: str, entries: Iterable[Entry]) -> Head:
         values: dict[str, Any] = {name: getattr(entry, name) for name in _entry_columns}
         values.update(tenant=tenant, seq=seq, at=float(entry.at))
         previous = values["hash"] = _link(previous, values)
-        tx.run(_insert, _table.dump(values))
+        try:
+            tx.run(_insert, _table.dump(values))
+        except Conflict as error:  # a constraint or a trigger that somebody added
+            raise StoreUnavailable(error.message) from error
     tx.run(
         "UPDATE audit_heads SET seq = :seq, hash = :hash WHERE tenant = :tenant",
         {"tenant": tenant, "seq": seq, "hash": previous},
     )
     return Head(seq, previous)
+
+
+def unfinished(tx: Connection, tenant: str, environment_id: str) -> list[AuditRow]:
+    """The intents in an environment that have no result, among its last rows."""
+    filters = {"environment_id": environment_id}
+    after = place_before(tx, tenant, UNFINISHED_IN, **filters)
+    rows = search(tx, tenant, after=after, limit=UNFINISHED_IN, **filters)
+    results = {(row.request_id, row.action) for row in rows if row.kind == "result"}
+    return [row for row in rows if row.kind == "intent" and (row.request_id, row.action) not in results]
 
 
 def head(tx: Connection, tenant: str) -> Head:
