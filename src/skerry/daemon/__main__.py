@@ -44,6 +44,17 @@ def _parser() -> argparse.ArgumentParser:
         "--backend", help="serve every request with this backend, whatever isolation it gives"
     )
     parser.add_argument(
+        "--listen",
+        action="append",
+        metavar="HOST:PORT",
+        help="serve others too, with tokens (and SKERRY_LISTEN)",
+    )
+    parser.add_argument(
+        "--host-name", action="append", default=[], metavar="NAME", help="another name of ours"
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="our certificate, and those between it and the CA")
+    parser.add_argument("--tls-key", metavar="FILE", help="the key of the certificate")
+    parser.add_argument(
         "--ready-fd", type=int, metavar="N", help="where to write 'ready', or why it did not start"
     )
     return parser
@@ -60,9 +71,20 @@ def _run(options: argparse.Namespace) -> None:
 
     import uvloop
 
-    from skerry.daemon import app, logs, server
+    from skerry.daemon import app, listening, logs, server
 
     logs.configure()
+    doors = listening.open_doors(
+        options.listen or os.environ.get("SKERRY_LISTEN", "").replace(",", " ").split(),
+        *(options.host_name, options.tls_cert, options.tls_key),
+    )
+
+    def ready() -> None:
+        if options.foreground:
+            for url in (f"unix://{home.socket}", *(door.url for door in doors)):
+                print(f"skerry: listening on {url}", file=sys.stderr, flush=True)
+        _tell(options, b"ready\n")
+
     gc.freeze()  # what is loaded by now stays: the collector need not look at it again and again
     lock = server.take_lock(home)
     try:
@@ -70,9 +92,10 @@ def _run(options: argparse.Namespace) -> None:
             runner.run(
                 app.serve(
                     home,
-                    lambda: _tell(options, b"ready\n"),
+                    ready,
+                    doors=doors,
                     backend=options.backend,
-                    idle_exit=None if options.foreground else options.idle_exit,
+                    idle_exit=None if options.foreground or doors else options.idle_exit,
                 )
             )
     finally:

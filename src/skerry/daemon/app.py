@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
@@ -15,6 +15,7 @@ from skerry.backends.fake import FakeBackend
 from skerry.backends.namespace import NamespaceBackend
 from skerry.backends.registry import Registry
 from skerry.daemon.auth import Gate
+from skerry.daemon.doors import Door, UnixDoor
 from skerry.daemon.http import table
 from skerry.daemon.http.api import Api
 from skerry.daemon.http.operations import Engine
@@ -44,9 +45,16 @@ def make_registry(home: Home, backend: str | None) -> Registry:
 
 
 async def serve(
-    home: Home, ready: Callable[[], None], *, backend: str | None, idle_exit: float | None
+    home: Home,
+    ready: Callable[[], None],
+    *,
+    doors: Sequence[Door] = (),
+    backend: str | None,
+    idle_exit: float | None,
 ) -> None:
     """Recover, serve until told to stop (or idle for `idle_exit` seconds). Raises SkerryError.
+
+    `doors` are open beside the unix socket.
 
     SIGTERM leaves the environments to the next daemon; any other end deletes them.
     """
@@ -56,13 +64,12 @@ async def serve(
     manager = EnvironmentManager(registry, store, StoredRecords(database, home.identity()))
     await asyncio.to_thread(store.sweep)
     await manager.recover()
-    sock = listen(home)
+    own_door = UnixDoor(listen(home))
     stopping = asyncio.Event()
     gate = Gate(database)
-    engine = Engine(
-        manager, store, database, gate, home, Readiness(manager, database, home.path), stopping.set
-    )
-    server = Server(Api(engine, table.OPERATIONS), ready)
+    readiness = Readiness(manager, database, home.path)
+    engine = Engine(manager, store, database, gate, home, readiness, stopping.set)
+    server = Server(Api(engine, table.OPERATIONS), [own_door, *doors], ready)
     loop = asyncio.get_running_loop()
     keep = False
 
@@ -73,7 +80,7 @@ async def serve(
 
     loop.add_signal_handler(signal.SIGTERM, leave)
     loop.add_signal_handler(signal.SIGINT, stopping.set)
-    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    serving = asyncio.create_task(server.serve())
     idling = asyncio.create_task(_idle(server, manager, idle_exit, stopping.set)) if idle_exit else None
     sweeping = asyncio.create_task(_sweep(manager))
     guarding = asyncio.create_task(gate.watch())
