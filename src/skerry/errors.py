@@ -32,7 +32,7 @@ the platform's faults.
         ├── StoreUnavailable      the database cannot be written or read now
         └── StoreUnusable         it never will be, as it is: made by a newer Skerry, damaged, no driver
 
-Each class has a stable `code`, the HTTP status that carries it, and says whether a retry can help. The wire
+Each class has a stable `code`, the statuses of HTTP and gRPC that carry it, and says whether a retry can help. The wire
 form is `to_dict()`; `from_dict()` rebuilds the same class from its code.
 """
 
@@ -48,6 +48,7 @@ class SkerryError(Exception):
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
+    grpc: ClassVar[str] = "INTERNAL"
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, hint: str = "", detail: dict[str, Any] | None = None) -> None:
@@ -77,6 +78,7 @@ class SkerryError(Exception):
 class InvalidRequest(SkerryError):
     code = "invalid_request"
     status = 400
+    grpc = "INVALID_ARGUMENT"
 
 
 class PathOutside(InvalidRequest):
@@ -86,6 +88,7 @@ class PathOutside(InvalidRequest):
 class MethodNotAllowed(InvalidRequest):
     code = "method_not_allowed"
     status = 405
+    grpc = "UNIMPLEMENTED"
 
 
 class UnsupportedMediaType(InvalidRequest):
@@ -96,6 +99,7 @@ class UnsupportedMediaType(InvalidRequest):
 class NotFound(SkerryError):
     code = "not_found"
     status = 404
+    grpc = "NOT_FOUND"
 
 
 class EnvironmentNotFound(NotFound):
@@ -117,6 +121,7 @@ class FileMissing(NotFound):
 class Conflict(SkerryError):
     code = "conflict"
     status = 409
+    grpc = "FAILED_PRECONDITION"
 
 
 class EnvironmentEnded(Conflict):
@@ -131,11 +136,13 @@ class FileConflict(Conflict):
 class Denied(SkerryError):
     code = "denied"
     status = 403
+    grpc = "PERMISSION_DENIED"
 
 
 class Unauthorized(Denied):
     code = "unauthorized"
     status = 401
+    grpc = "UNAUTHENTICATED"
 
 
 class FileDenied(Denied):
@@ -145,6 +152,7 @@ class FileDenied(Denied):
 class LimitReached(SkerryError):
     code = "limit_reached"
     status = 413
+    grpc = "RESOURCE_EXHAUSTED"
 
 
 class Busy(LimitReached):
@@ -171,12 +179,14 @@ class PlatformError(SkerryError):
 class DaemonUnavailable(PlatformError):
     code = "daemon_unavailable"
     status = 503
+    grpc = "UNAVAILABLE"
     retryable = True
 
 
 class IsolationUnavailable(PlatformError):
     code = "isolation_unavailable"
     status = 501
+    grpc = "UNIMPLEMENTED"
 
 
 class LaunchFailed(PlatformError):
@@ -195,6 +205,7 @@ class ImageBuildFailed(PlatformError):
 class StoreUnavailable(PlatformError):
     code = "store_unavailable"
     status = 503
+    grpc = "UNAVAILABLE"
     retryable = True
 
 

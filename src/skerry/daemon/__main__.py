@@ -43,6 +43,12 @@ def _parser() -> argparse.ArgumentParser:
         "--backend", help="serve every request with this backend, whatever isolation it gives"
     )
     parser.add_argument(
+        "--grpc",
+        metavar="HOST:PORT",
+        default=os.environ.get("SKERRY_GRPC"),
+        help="serve gRPC there, too (default: $SKERRY_GRPC)",
+    )
+    parser.add_argument(
         "--ready-fd", type=int, metavar="N", help="where to write 'ready', or why it did not start"
     )
     return parser
@@ -70,7 +76,9 @@ def _run(options: argparse.Namespace) -> None:
                     home,
                     lambda: _tell(options, b"ready\n"),
                     backend=options.backend,
-                    idle_exit=None if options.foreground else options.idle_exit,
+                    # Only who is on this machine can start a daemon.
+                    idle_exit=None if options.foreground or options.grpc else options.idle_exit,
+                    grpc=options.grpc,
                 )
             )
     finally:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -18,12 +20,15 @@ from skerry.daemon.http.api import Api
 from skerry.daemon.http.operations import Engine
 from skerry.daemon.http.readiness import Readiness
 from skerry.daemon.server import Server, listen, unlisten
-from skerry.errors import InvalidRequest, SkerryError
+from skerry.errors import InvalidRequest, PlatformError, SkerryError
 from skerry.images.store import ImageStore
 from skerry.manager.environments import EnvironmentManager
 from skerry.manager.records import StoredRecords
 from skerry.settings import Home
 from skerry.store import Store
+
+if TYPE_CHECKING:
+    from skerry.daemon.grpc.door import Door
 
 BACKENDS: dict[str, Callable[[str], Backend]] = {"namespace": NamespaceBackend, "fake": FakeBackend}
 IDLE_LOOK = 1.0
@@ -42,7 +47,13 @@ def make_registry(home: Home, backend: str | None) -> Registry:
 
 
 async def serve(
-    home: Home, ready: Callable[[], None], *, backend: str | None, idle_exit: float | None
+    home: Home,
+    ready: Callable[[], None],
+    *,
+    backend: str | None,
+    idle_exit: float | None,
+    grpc: str | None = None,
+    tls: tuple[Path, Path] | None = None,
 ) -> None:
     """Recover, serve until told to stop (or idle for `idle_exit` seconds). Raises SkerryError.
 
@@ -52,12 +63,14 @@ async def serve(
     registry = make_registry(home, backend)
     database = await Store.open(home.database)
     manager = EnvironmentManager(registry, store, StoredRecords(database, home.identity()))
+    stopping = asyncio.Event()
+    engine = Engine(manager, store, home, Readiness(manager, home.path), stopping.set)
+    api = Api(engine, table.OPERATIONS)
+    door = None if grpc is None else _grpc_door(api, engine, grpc, tls)
     await asyncio.to_thread(store.sweep)
     await manager.recover()
     sock = listen(home)
-    stopping = asyncio.Event()
-    engine = Engine(manager, store, home, Readiness(manager, home.path), stopping.set)
-    server = Server(Api(engine, table.OPERATIONS), ready)
+    server = Server(api, ready)
     loop = asyncio.get_running_loop()
     keep = False
 
@@ -66,6 +79,8 @@ async def serve(
         keep = True
         stopping.set()
 
+    if door is not None:
+        await door.start()
     loop.add_signal_handler(signal.SIGTERM, leave)
     loop.add_signal_handler(signal.SIGINT, stopping.set)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
@@ -87,8 +102,21 @@ async def serve(
             await manager.close(keep=keep)
         finally:
             server.stop()
+            if door is not None:
+                await door.stop()
             await serving
             await database.close()
+
+
+def _grpc_door(api: Api, engine: Engine, address: str, tls: tuple[Path, Path] | None) -> Door:
+    """Raises PlatformError."""
+    # What is started from here executes another program at once: gRPC need not prepare for a fork.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    try:
+        from skerry.daemon.grpc.door import Door
+    except ImportError as error:
+        raise PlatformError(f"gRPC is not installed: {error}", hint="pip install 'skerry[grpc]'") from error
+    return Door(api, table.OPERATIONS, engine.readiness.check, address, tls)
 
 
 async def _sweep(manager: EnvironmentManager) -> None:
