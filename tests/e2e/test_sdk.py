@@ -91,7 +91,7 @@ def test_results(env: skerry.Environment) -> None:
 
 def test_a_call_that_is_given_up_kills_its_command(env: skerry.Environment, client: skerry.Client) -> None:
     async def work() -> None:
-        async with skerry.AsyncClient(client.transport.home.path) as other:
+        async with skerry.AsyncClient(client.version()["home"]) as other:
             same = await skerry.AsyncEnvironment.get(env.id, client=other)
             call = asyncio.create_task(same.run(["sh", "-c", "touch begun; sleep 100"]))
             while not await same.files.exists("begun"):
@@ -248,7 +248,7 @@ def test_asynchronously(client: skerry.Client, tmp_path: Path) -> None:
             return (await env.execute("echo $N")).stdout
 
     async def work() -> list[str]:
-        async with skerry.AsyncClient(client.transport.home.path) as other:
+        async with skerry.AsyncClient(client.version()["home"]) as other:
             return list(await asyncio.gather(*(one(other, number) for number in range(6))))
 
     assert asyncio.run(work()) == [f"{number}\n" for number in range(6)]

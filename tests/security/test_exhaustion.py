@@ -352,7 +352,7 @@ async def flood(env_id: str, home: str, command: str) -> int:
 
 def test_output_that_nobody_reads_stays_where_it_is(env: skerry.Environment, client: skerry.Client) -> None:
     """Four programs write as fast as they are let, to clients that do not read: the programs wait."""
-    home = client.transport.home.path
+    home = client.version()["home"]
     assert asyncio.run(flood(env.id, home, "yes 'a line of output'")) < FLAT
 
 
@@ -421,7 +421,7 @@ def test_huge_arguments(env: skerry.Environment) -> None:
 
 def test_a_flood_of_executions_is_turned_away(env: skerry.Environment, client: skerry.Client) -> None:
     """One more than may wait for a shell gets 429, and those that wait are served in their order."""
-    home = client.transport.home.path
+    home = client.version()["home"]
 
     async def work() -> None:
         async with skerry.AsyncClient(home) as other:
@@ -451,7 +451,7 @@ def test_one_execution_too_many(client: skerry.Client, neighbour: skerry.Environ
 
     async def work() -> None:
         async with (
-            skerry.AsyncClient(client.transport.home.path) as other,
+            skerry.AsyncClient(client.version()["home"]) as other,
             skerry.AsyncEnvironment(memory="512m", pids=1024, workspace="memory", client=other) as env,
             AsyncExitStack() as stack,
         ):

@@ -1,4 +1,4 @@
-"""A server on a unix socket whose every byte the test decides."""
+"""A server whose every byte the test decides, on a unix socket, on TCP or inside TLS."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+
+from tests import certificates
 
 GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
@@ -108,8 +111,12 @@ def server_frame(opcode: int, payload: bytes, *, final: bool = True) -> bytes:
     return bytes([(0x80 if final else 0) | opcode]) + head + payload
 
 
+DOOR = "unix"
+"""Where servers listen: `unix`, `tcp` or `tls`. Fixtures change it."""
+
+
 class ScriptedServer:
-    """Runs `script` for every connection, in a thread each."""
+    """Runs `script` for every connection, in a thread each. `variables` make clients find it."""
 
     def __init__(self, script: Callable[[Peer], object]) -> None:
         self.script = script
@@ -118,8 +125,20 @@ class ScriptedServer:
         self.ended = threading.Semaphore(0)
         """Released for every connection that the server has closed."""
         self.failures: list[BaseException] = []
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(f"{self.home}/daemon.sock")
+        self.variables = {"SKERRY_HOME": self.home}
+        self._context: ssl.SSLContext | None = None
+        if DOOR == "unix":
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(f"{self.home}/daemon.sock")
+        else:
+            self._listener = socket.create_server(("127.0.0.1", 0))
+            scheme = {"tcp": "http", "tls": "https"}[DOOR]
+            self.variables["SKERRY_URL"] = f"{scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
+        if DOOR == "tls":
+            made = certificates.make()
+            self.variables["SKERRY_CA"] = made.ca
+            self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            self._context.load_cert_chain(made.cert, made.key)
         self._listener.listen(64)
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -136,13 +155,19 @@ class ScriptedServer:
             thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
-        with sock:
-            try:
-                self.script(Peer(sock))
-            except (EOFError, ConnectionError):
-                pass
-            except BaseException as error:
-                self.failures.append(error)
+        try:
+            if self._context is not None:
+                sock = self._context.wrap_socket(sock, server_side=True)
+            self.script(Peer(sock))
+            if isinstance(sock, ssl.SSLSocket):
+                sock.setblocking(False)
+                sock.unwrap()  # says that this is the end, and does not wait for an answer
+        except (EOFError, ConnectionError, ssl.SSLError):
+            pass
+        except BaseException as error:
+            self.failures.append(error)
+        finally:
+            sock.close()
         self.ended.release()
 
     def close(self) -> None:
@@ -161,11 +186,12 @@ class ScriptedServer:
 @contextmanager
 def serving(script: Callable[[Peer], object]) -> Iterator[ScriptedServer]:
     server = ScriptedServer(script)
-    os.environ["SKERRY_HOME"] = server.home
+    os.environ |= server.variables
     try:
         yield server
     finally:
-        del os.environ["SKERRY_HOME"]
+        for name in server.variables:
+            del os.environ[name]
         server.close()
 
 

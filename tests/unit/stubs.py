@@ -16,6 +16,7 @@ from skerry.ids import new_id
 from skerry.images.store import Image, ImageStore
 from skerry.manager.environments import Environment, EnvironmentManager
 from skerry.manager.execution import Execution
+from skerry.manager.records import Records
 from skerry.models import Enforcement, Outcome, State, Usage
 from skerry.policy import Policy
 from skerry.store.environments import EnvironmentRecord
@@ -328,11 +329,13 @@ class StubRecords:
         return future
 
 
-def make_manager(backend: StubBackend, clock: StubClock | None = None) -> EnvironmentManager:
+def make_manager(
+    backend: StubBackend, clock: StubClock | None = None, records: Records | None = None
+) -> EnvironmentManager:
     return EnvironmentManager(
         Registry([backend]),
         cast(ImageStore, StubImages()),
-        StubRecords(),
+        records or StubRecords(),
         clock=clock,
         open_channel=backend.open_channel,
     )

@@ -26,6 +26,7 @@ from skerry.errors import (
     SkerryError,
 )
 from tests.support import NOBODY, temporary_home
+from tests.unit import scripted_server
 from tests.unit.scripted_server import Peer, every_request, serving
 
 
@@ -93,6 +94,14 @@ class AioClient:
                 socket.close()
 
         return asyncio.run(work())
+
+
+@pytest.fixture(params=["unix", "tcp", "tls"], autouse=True)
+def door(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Everything must work alike through every door."""
+    monkeypatch.setattr(scripted_server, "DOOR", request.param)
+    kind: str = request.param
+    return kind
 
 
 @pytest.fixture(params=[SyncClient, AioClient], ids=["sync", "aio"])

@@ -36,7 +36,12 @@ VERBS = {
     "image import": ("images", "Make an image from an archive"),
     "image inspect": ("images", "Show an image"),
     "image rm": ("images", "Delete images"),
-    "doctor": ("service", "Check what this machine can do, and what to fix"),
+    "context ls": ("contexts", "List the daemons that have a name here"),
+    "context add": ("contexts", "Give a daemon elsewhere a name"),
+    "context use": ("contexts", "Choose the daemon that commands talk to"),
+    "context show": ("contexts", "Show the daemon that commands talk to"),
+    "context rm": ("contexts", "Forget named daemons"),
+    "doctor": ("service", "Check what the daemon's machine can do, and what to fix"),
     "serve": ("service", "Run the daemon in the foreground"),
     "stop": ("service", "Stop the daemon"),
     "version": ("service", "Show the versions of this program and of the daemon"),
@@ -45,7 +50,7 @@ VERBS = {
 }
 """Verb: the module it is in, and what `skerry --help` says of it. Hidden without words."""
 
-USAGE = "skerry VERB [OPTIONS] [ARGUMENTS]"
+USAGE = "skerry [--context NAME] VERB [OPTIONS] [ARGUMENTS]"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -93,6 +98,7 @@ def _wants_json(words: list[str], args: SimpleNamespace | None) -> bool:
 
 def _parse(words: list[str]) -> tuple[Verb, SimpleNamespace]:
     """The verb and its arguments. Raises InvalidRequest; SystemExit after having printed help."""
+    words = _take_context(words)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help"):
@@ -101,6 +107,21 @@ def _parse(words: list[str]) -> tuple[Verb, SimpleNamespace]:
     name, rest = ("version", words[1:]) if words[0] in ("-V", "--version") else _find(words)
     verb = load(name)
     return verb, Parser(name, verb).parse(rest)
+
+
+def _take_context(words: list[str]) -> list[str]:
+    """The words behind `--context NAME`, which from here on counts more than what the environment says."""
+    first, equals, name = words[0].partition("=") if words else ("", "", "")
+    if first != "--context":
+        return words
+    rest = words[1:] if equals else words[2:]
+    name = name if equals else "".join(words[1:2])
+    if not name:
+        raise InvalidRequest("--context needs a value: NAME", hint="`skerry context ls` lists them")
+    os.environ["SKERRY_CONTEXT"] = name
+    for other in ("SKERRY_URL", "SKERRY_TOKEN", "SKERRY_CA"):
+        os.environ.pop(other, None)
+    return rest
 
 
 def load(name: str) -> Verb:

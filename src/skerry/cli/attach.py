@@ -126,18 +126,20 @@ def attach(
 
 class _Attachment:
     def __init__(self, socket: WebSocket, signals: Signals, stdin: bool, tty: bool) -> None:
+        self._stream = socket.stream
         self._sock = socket.stream.sock
         self._parser = socket.parser
         self._signals = signals
         self._tty = tty
         self._stdin = stdin
         self._out = bytearray()
+        """As it goes over the socket: encrypted already, if it is to be."""
         self._interrupted = False
         self._started = False
         self._result: dict[str, Any] | None = None
 
     def queue(self, message: str | bytes) -> None:
-        self._out += frames.message(message)
+        self._out += self._stream.seal(frames.message(message))
 
     def run(self) -> dict[str, Any]:
         poll = select.poll()
@@ -194,12 +196,12 @@ class _Attachment:
 
     def _receive(self) -> None:
         try:
-            data = self._sock.recv(_READ)
+            data = self._stream.unseal(self._sock.recv(_READ))
         except ConnectionError:
             data = b""
-        if not data:
+        if data == b"":
             raise DaemonUnavailable("the connection to the daemon broke")
-        self._parser.feed(data)
+        self._parser.feed(data or b"")
 
     def _take_messages(self) -> None:
         while self._result is None and (got := self._parser.next()) is not None:
@@ -209,7 +211,7 @@ class _Attachment:
             elif opcode == frames.TEXT:
                 self._event(payload)
             elif opcode == frames.PING:
-                self._out += frames.frame(frames.PONG, payload)
+                self._out += self._stream.seal(frames.frame(frames.PONG, payload))
             elif opcode == frames.CLOSE:
                 raise DaemonUnavailable("the daemon closed the connection")
 

@@ -66,6 +66,10 @@ def candidates(before: list[str], current: str) -> list[str]:
     from skerry.cli import VERBS, load
 
     visible = [name for name, (_, words) in VERBS.items() if words]
+    if before[:1] == ["--context"]:
+        if len(before) == 1:
+            return _named("context")
+        before = before[2:]
     if not before:
         return list(dict.fromkeys(name.split()[0] for name in visible))
     name, rest = before[0], before[1:]
@@ -108,9 +112,13 @@ def _place(parser: Parser, words: list[str]) -> tuple[Argument | None, int]:
 
 
 def _named(kind: str) -> list[str]:
-    """Names of this kind that the daemon knows. It is not started for this."""
+    """Names of this kind that there are. The daemon is not started for this."""
     if kind in ("", "shell"):
         return list(SCRIPTS) if kind else []
+    if kind == "context":
+        from skerry.client.contexts import DEFAULT, Contexts
+
+        return [DEFAULT, *Contexts.load().entries]
     from skerry.client.sync.transport import Transport
 
     try:

@@ -42,8 +42,8 @@ class Argument:
     """An option (its names begin with dashes) or an argument by position.
 
     `takes` is "" for a flag, else what its value is called. `completes` says what is named by it: `environment`,
-    `image` or `definition`. `count` says how often a positional argument comes: "1", "?", "*", "+", or "...",
-    which takes all words that follow, whatever they look like.
+    `image`, `definition` or `context`. `count` says how often a positional argument comes: "1", "?", "*", "+", or
+    "...", which takes all words that follow, whatever they look like.
     """
 
     __slots__ = ("completes", "convert", "count", "help", "key", "names", "repeated", "takes")

@@ -8,7 +8,7 @@ import sys
 from skerry import __version__
 from skerry.cli.options import add_json
 from skerry.cli.parser import Verb
-from skerry.cli.terminal import say, show_json
+from skerry.cli.terminal import say, show_json, show_table
 from skerry.errors import DaemonUnavailable
 
 TYPE_CHECKING = False
@@ -28,7 +28,20 @@ def _doctor_arguments(parser: Parser) -> None:
 
 
 def _doctor(args: SimpleNamespace) -> int:
-    return _become("skerry.daemon.doctor", *(["--json"] if args.json else []))
+    from skerry.client import endpoint
+
+    if endpoint.find().home is not None:
+        return _become("skerry.daemon.doctor", *(["--json"] if args.json else []))
+    from skerry.client.sync.client import Client
+
+    report = Client().doctor()
+    checks = report["checks"]
+    if args.json:
+        show_json(report)
+    else:
+        rows = [(check["status"], check["name"], check["found"], check["fix"]) for check in checks]
+        show_table(("STATUS", "CHECK", "FOUND", "FIX"), rows)
+    return 1 if any(check["status"] == "failure" for check in checks) else 0
 
 
 def _nothing(parser: Parser) -> None:
@@ -54,9 +67,12 @@ def _stop(args: SimpleNamespace) -> int:
 def _version(args: SimpleNamespace) -> int:
     from skerry.client.sync.transport import Transport
 
+    transport = Transport()
     try:
-        daemon = Transport().call("GET", "/version", start=False)
+        daemon = transport.call("GET", "/version", start=False)
     except DaemonUnavailable:
+        if transport.endpoint.home is None:
+            raise
         daemon = None
     if args.json:
         show_json({"version": __version__, "daemon": daemon})
@@ -72,7 +88,7 @@ def _version(args: SimpleNamespace) -> int:
 VERBS = {
     "doctor": Verb(
         "skerry doctor [--json]",
-        "Try out what isolation needs on this machine, and say how to fix what does not work.",
+        "Try out what isolation needs on the daemon's machine, and say how to fix what does not work.",
         "skerry doctor",
         _doctor_arguments,
         _doctor,

@@ -35,13 +35,13 @@ def connect(home: Home, *, start: bool = True) -> socket.socket:
     from starting.
     """
     try:
-        return _connect(home)
+        return dial(home.socket)
     except _LOST as error:
         if not start:
             raise DaemonUnavailable(f"no daemon is running for {home.path}") from error
     _start(home)
     try:
-        return _connect(home)
+        return dial(home.socket)
     except _LOST as error:
         raise DaemonUnavailable("the daemon ended as soon as it had started", hint=_hint(home)) from error
 
@@ -72,26 +72,29 @@ def _peer(sock: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def _connect(home: Home) -> socket.socket:
+def dial(path: str) -> socket.socket:
+    """A connection to the daemon of this user, or of root, at this socket.
+
+    Raises FileNotFoundError, NotADirectoryError or ConnectionRefusedError when there is none, DaemonUnavailable,
+    Denied.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:
-            sock.connect(home.socket)
+            sock.connect(path)
         except PermissionError as error:
-            raise Denied(
-                f"{home.socket} belongs to another user", hint="set SKERRY_HOME to your own"
-            ) from error
+            raise Denied(f"{path} belongs to another user", hint="set SKERRY_HOME to your own") from error
         except OSError as error:
             if isinstance(error, _LOST):
                 raise
             raise DaemonUnavailable(
-                f"cannot connect to {home.socket}: {error.strerror or error}",
+                f"cannot connect to {path}: {error.strerror or error}",
                 hint="set SKERRY_HOME to a directory of your own with a short path",
             ) from error
         # In a shared directory somebody else could have put a socket there and be waiting for what we send.
         _, uid = _peer(sock)
         if uid not in (os.geteuid(), 0):
-            raise Denied(f"the daemon at {home.socket} runs as uid {uid}, not as you", hint="set SKERRY_HOME")
+            raise Denied(f"the daemon at {path} runs as uid {uid}, not as you", hint="set SKERRY_HOME")
     except BaseException:
         sock.close()
         raise
@@ -116,7 +119,7 @@ def _start(home: Home) -> None:
 
 def _listens(home: Home) -> bool:
     try:
-        _connect(home).close()
+        dial(home.socket).close()
     except _LOST:
         return False
     return True

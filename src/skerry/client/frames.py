@@ -9,8 +9,8 @@ from skerry.client.http1 import Malformed
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 MESSAGE_MAX = 16 << 20
 
-# The nonce keeps caches between client and server from replaying an old handshake. On a unix socket there
-# are none, so a fixed pair (the RFC's own example) proves as much, without loading hashlib.
+# The nonce keeps caches between client and server from replaying an old handshake. On a unix socket, on loopback
+# and inside TLS there are none, so a fixed pair (the RFC's own example) proves as much, without loading hashlib.
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 ACCEPT = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
 

@@ -42,8 +42,19 @@ def target(path: str, query: Query | None = None) -> str:
     return f"{path}?{'&'.join(pairs)}" if pairs else path
 
 
+def traceparent(text: str) -> str:
+    """The W3C trace context that this is, or "" when it is none."""
+    version, _, rest = text.partition("-")
+    trace, _, rest = rest.partition("-")
+    span, _, flags = rest.partition("-")
+    for part, length in ((version, 2), (trace, 32), (span, 16), (flags, 2)):
+        if len(part) != length or part.strip("0123456789abcdef"):
+            return ""
+    return text if version != "ff" and trace.strip("0") and span.strip("0") else ""
+
+
 def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -> bytes:
-    lines = [f"{method} {target} HTTP/1.1", "host: skerry", *(f"{name}: {value}" for name, value in headers)]
+    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 

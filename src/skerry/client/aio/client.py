@@ -24,14 +24,17 @@ if TYPE_CHECKING:
 
 
 class AsyncClient:
-    """The daemon of one home (`SKERRY_HOME`, unless `home` names another). It is started when it is needed.
+    """One daemon: that of `home`, started when it is needed, or the one at `url`, which `token` lets in.
+
+    Without either it is what `SKERRY_URL` and `SKERRY_TOKEN`, `SKERRY_CONTEXT`, `SKERRY_HOME` or the current context
+    say, else the daemon of this user. Raises InvalidRequest for a URL that is none, or that a token is not safe with.
 
     Every method raises a SkerryError. Making a client does nothing yet; `close()` (or leaving a `with` block)
     closes its connections.
     """
 
-    def __init__(self, home: str | None = None) -> None:
-        self.transport = AsyncTransport(home)
+    def __init__(self, home: str | None = None, *, url: str | None = None, token: str | None = None) -> None:
+        self.transport = AsyncTransport(home, url, token)
 
     async def __aenter__(self) -> Self:
         return self
@@ -58,12 +61,20 @@ class AsyncClient:
         return answer
 
     async def stop(self, force: bool = False) -> bool:
-        """Stop the daemon and wait for its end. False: none was running.
+        """Stop the daemon and wait for its end. False: none was running in this home.
 
         Raises Conflict while environments live, unless `force`, which deletes them first.
         """
+        home = self.transport.endpoint.home
+        if home is None:
+            await self.transport.call("POST", "/stop", json={"force": force})
+            try:
+                await self.transport.gone(autostart.STOP_SECONDS)
+            except TimeoutError:
+                raise PlatformError("the daemon has not ended yet") from None
+            return True
         try:
-            daemon = autostart.open_process(self.transport.home)
+            daemon = autostart.open_process(home)
         except DaemonUnavailable:
             return False
         try:

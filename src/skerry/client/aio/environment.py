@@ -21,7 +21,8 @@ class AsyncEnvironment:
 
     Entering a `with` block or calling `create()` makes it; leaving the block or calling `delete()` ends it
     and everything in it. What is not given is left to the daemon's defaults. Sizes are bytes or strings like
-    "512m"; `lifetime` and `idle` are seconds; `env` are variables for everything that runs inside.
+    "512m"; `lifetime` and `idle` are seconds; `env` are variables for everything that runs inside. The daemon is that
+    of `client`, or the one that `Client(url=url, token=token)` finds.
 
     `create()` raises InvalidRequest, ImageNotFound, IsolationUnavailable, LimitReached, LaunchFailed; every
     method raises DaemonUnavailable, and EnvironmentNotFound or EnvironmentEnded once it is gone.
@@ -46,6 +47,8 @@ class AsyncEnvironment:
         name: str | None = None,
         env: Mapping[str, str] | None = None,
         client: AsyncClient | None = None,
+        url: str | None = None,
+        token: str | None = None,
     ) -> None:
         wanted = {
             "image": image,
@@ -65,20 +68,24 @@ class AsyncEnvironment:
             "env": dict(env) if env else None,
         }
         self._wanted = {key: value for key, value in wanted.items() if value is not None}
-        self._client = client or AsyncClient()
+        if client is not None and (url or token):
+            raise InvalidRequest("a client knows its url and token already")
+        self._client = client or AsyncClient(url=url, token=token)
         self._owns_client = client is None
         self._id = ""
         self._created = False
 
     @classmethod
-    async def get(cls, ref: str, client: AsyncClient | None = None) -> Self:
+    async def get(
+        cls, ref: str, client: AsyncClient | None = None, *, url: str | None = None, token: str | None = None
+    ) -> Self:
         """The existing environment with this id, unique beginning of an id, or name.
 
         Leaving a `with` block on it does not delete it. Raises EnvironmentNotFound.
         """
         if not ref:
             raise InvalidRequest("an environment needs an id or a name")
-        env = cls(client=client)
+        env = cls(client=client, url=url, token=token)
         env._id = (await env._client.transport.call("GET", f"/environments/{quote(ref)}"))["environment_id"]
         return env
 

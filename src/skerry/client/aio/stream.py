@@ -3,59 +3,63 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
-from skerry.client import autostart
+from skerry.client.wire import READ_SIZE, Wire
 from skerry.errors import DaemonUnavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncIterator, Callable, Iterator
     from typing import ParamSpec, TypeVar
 
-    from skerry.settings import Home
+    from skerry.client.endpoint import Endpoint
+    from skerry.client.tls import Tls
 
     P = ParamSpec("P")
     T = TypeVar("T")
 
-READ_SIZE = 64 << 10
 
-
-class AsyncStream:
-    """One connection. Closed when it is dropped; `send` may be called from several tasks.
+class AsyncStream(Wire):
+    """One connection. `send` may be called from several tasks.
 
     It is a plain socket driven by whatever loop is running, so it outlives a loop and closes without one.
     """
 
-    __slots__ = ("_lock", "sock", "written")
+    __slots__ = ("_lock",)
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, tls: Tls | None = None) -> None:
+        super().__init__(sock, tls)
         sock.setblocking(False)
-        self.sock = sock
-        self.written = 0
-        """Bytes that the kernel took: when a send fails, this tells whether anything went out."""
         self._lock = asyncio.Lock()
 
     @classmethod
-    async def open(cls, home: Home, start: bool) -> AsyncStream:
-        try:
-            return cls(autostart.connect(home, start=False))
-        except DaemonUnavailable:
-            if not start:
-                raise
-        return cls(await asyncio.to_thread(autostart.connect, home))
+    async def open(cls, endpoint: Endpoint, start: bool) -> AsyncStream:
+        if endpoint.home is not None:  # a unix socket answers at once; starting a daemon takes its time
+            try:
+                return cls(*endpoint.connect(False))
+            except DaemonUnavailable:
+                if not start:
+                    raise
+        return cls(*await asyncio.to_thread(endpoint.connect, start))
 
     async def recv(self, timeout: float | None = None) -> bytes:
         """What has arrived; empty at the end. Raises TimeoutError, ConnectionError."""
-        loop = asyncio.get_running_loop()
         if timeout is None:
-            return await loop.sock_recv(self.sock, READ_SIZE)
+            return await self._recv()
         async with asyncio.timeout(timeout):
-            return await loop.sock_recv(self.sock, READ_SIZE)
+            return await self._recv()
+
+    async def _recv(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        while (data := self.unseal(await loop.sock_recv(self.sock, READ_SIZE))) is None:
+            pass
+        return data
 
     async def send(self, data: bytes) -> None:
         """Send it all. Raises ConnectionError. Canceled halfway it closes, for half a message is none."""
         async with self._lock:
+            data = self.seal(data)
             try:
                 sent = self.sock.send(data)
             except BlockingIOError:
@@ -67,29 +71,6 @@ class AsyncStream:
                 except asyncio.CancelledError:
                     self.close()
                     raise
-
-    def stale(self) -> bool:
-        """Whether an idle connection has been closed by the other side (or got bytes nobody asked for)."""
-        try:
-            self.sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return True
-
-    def shutdown(self) -> None:
-        """End it for whoever is waiting in `recv`, who then closes it."""
-        try:  # noqa: SIM105 (contextlib is not worth its time at the start of the CLI)
-            self.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-
-    def close(self) -> None:
-        self.sock.close()
-
-    def __del__(self) -> None:
-        self.close()
 
 
 async def blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json as json_module
 import os
 
-from skerry.client import frames, http1
+from skerry.client import endpoint, frames, http1
 from skerry.client.aio.stream import AsyncStream
 from skerry.client.aio.websocket import AsyncWebSocket
 from skerry.client.http1 import Malformed
 from skerry.errors import DaemonUnavailable, PlatformError, from_dict
-from skerry.settings import Home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,16 +24,21 @@ _REPEATABLE = ("GET", "PUT", "DELETE")
 
 
 class AsyncTransport:
-    """The way to the daemon of one home. Nothing is opened before the first request.
+    """The way to one daemon: see `skerry.client.endpoint`. Nothing is opened before the first request.
 
     Every request raises the SkerryError that the daemon answered with, DaemonUnavailable when there is none
     and none can be started, and PlatformError for an answer that makes no sense.
     """
 
-    __slots__ = ("_idle", "_pid", "home")
+    __slots__ = ("_headers", "_idle", "_pid", "endpoint")
 
-    def __init__(self, home: str | None = None) -> None:
-        self.home = Home(home)
+    def __init__(self, home: str | None = None, url: str | None = None, token: str | None = None) -> None:
+        self.endpoint = endpoint.find(home, url, token)
+        self._headers = [("host", self.endpoint.host)]
+        if self.endpoint.token:
+            self._headers.append(("authorization", f"Bearer {self.endpoint.token}"))
+        if trace := http1.traceparent(os.environ.get("TRACEPARENT", "")):
+            self._headers.append(("traceparent", trace))
         self._idle: list[AsyncStream] = []
         self._pid = os.getpid()
 
@@ -73,7 +77,7 @@ class AsyncTransport:
 
         `start=False`: do not start a daemon when none runs.
         """
-        headers = [("accept", accept)]
+        headers = [*self._headers, ("accept", accept)]
         if json is not None:
             body = json_module.dumps(json).encode()
             headers.append(("content-type", "application/json"))
@@ -88,15 +92,15 @@ class AsyncTransport:
         first = head + body if isinstance(body, bytes) else head
         rest = None if body is None or isinstance(body, bytes) else body
         response = await self._exchange(method, first, rest, start)
-        if response.status >= 400:
+        if response.status >= 300:
             raise await _failure(response)
         return response
 
     async def websocket(self, path: str) -> AsyncWebSocket:
         """Open a WebSocket."""
-        head = http1.request_head("GET", path, frames.HANDSHAKE)
+        head = http1.request_head("GET", path, [*self._headers, *frames.HANDSHAKE])
         response = await self._exchange("GET", head, None, True)
-        if response.status >= 400:
+        if response.status >= 300:
             raise await _failure(response)
         if response.status != 101 or response.headers.get("sec-websocket-accept") != frames.ACCEPT:
             response.close()
@@ -107,6 +111,17 @@ class AsyncTransport:
         """Close the connections that are kept. The transport can still be used."""
         while self._idle:
             self._idle.pop().close()
+
+    async def gone(self, timeout: float) -> None:
+        """Wait until the daemon has closed a connection that is kept, as it does when it ends. Raises TimeoutError."""
+        stream = self._reuse()
+        if stream is not None:
+            try:
+                await stream.recv(timeout)
+            except ConnectionError:
+                pass
+            finally:
+                stream.close()
 
     async def _exchange(
         self, method: str, head: bytes, body: AsyncIterator[bytes] | None, start: bool
@@ -122,7 +137,7 @@ class AsyncTransport:
                 repeatable = method in _REPEATABLE and body is None and not closed.answered
                 if not nothing_sent and not repeatable:
                     raise
-        return await AsyncResponse(self, await AsyncStream.open(self.home, start), method).exchange(
+        return await AsyncResponse(self, await AsyncStream.open(self.endpoint, start), method).exchange(
             head, body
         )
 
@@ -285,7 +300,7 @@ def _json_line(line: bytes) -> Any:
 
 
 async def _failure(response: AsyncResponse) -> Exception:
-    """The error in a response with a status of 400 and more."""
+    """The error in a response with a status of 300 and more: redirects are not followed."""
     content = await response.read()
     try:
         body = json_module.loads(content)

@@ -46,9 +46,8 @@ class AsyncWebSocket:
         self._receiving = True
         try:
             data = await self.stream.recv(timeout)
-        except ConnectionError as error:
-            self._lost()
-            raise DaemonUnavailable("the daemon closed the connection") from error
+        except ConnectionError:
+            data = b""
         finally:
             self._receiving = False
         if not data:

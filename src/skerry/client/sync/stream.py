@@ -2,79 +2,59 @@
 
 from __future__ import annotations
 
-import socket
 from _thread import allocate_lock
 
-from skerry.client import autostart
+from skerry.client.wire import READ_SIZE, Wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
     from typing import ParamSpec, TypeVar
 
-    from skerry.settings import Home
+    from skerry.client.endpoint import Endpoint
+    from skerry.client.tls import Tls
 
     P = ParamSpec("P")
     T = TypeVar("T")
 
-READ_SIZE = 64 << 10
 
+class Stream(Wire):
+    """One connection. `send` may be called from several threads."""
 
-class Stream:
-    """One connection. Closed when it is dropped; `send` may be called from several threads."""
+    __slots__ = ("_lock",)
 
-    __slots__ = ("_lock", "sock", "written")
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.written = 0
-        """Bytes that the kernel took: when a send fails, this tells whether anything went out."""
+    def __init__(self, sock: socket.socket, tls: Tls | None = None) -> None:
+        super().__init__(sock, tls)
         self._lock = allocate_lock()
 
     @classmethod
-    def open(cls, home: Home, start: bool) -> Stream:
-        return cls(autostart.connect(home, start=start))
+    def open(cls, endpoint: Endpoint, start: bool) -> Stream:
+        return cls(*endpoint.connect(start))
 
     def recv(self, timeout: float | None = None) -> bytes:
         """What has arrived; empty at the end. Raises TimeoutError, ConnectionError."""
         if timeout is None:
-            return self.sock.recv(READ_SIZE)
+            return self._recv()
         self.sock.settimeout(max(timeout, 1e-6))
         try:
-            return self.sock.recv(READ_SIZE)
+            return self._recv()
         finally:
             self.sock.settimeout(None)
+
+    def _recv(self) -> bytes:
+        while (data := self.unseal(self.sock.recv(READ_SIZE))) is None:
+            pass
+        return data
 
     def send(self, data: bytes) -> None:
         """Send it all. Raises ConnectionError."""
         with self._lock:
+            data = self.seal(data)
             sent = self.sock.send(data)
             self.written += sent
             if sent < len(data):
                 self.sock.sendall(memoryview(data)[sent:])
-
-    def stale(self) -> bool:
-        """Whether an idle connection has been closed by the other side (or got bytes nobody asked for)."""
-        try:
-            self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return True
-
-    def shutdown(self) -> None:
-        """End it for whoever is waiting in `recv`, who then closes it."""
-        try:  # noqa: SIM105 (contextlib is not worth its time at the start of the CLI)
-            self.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-
-    def close(self) -> None:
-        self.sock.close()
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -6,12 +6,11 @@ from __future__ import annotations
 import json as json_module
 import os
 
-from skerry.client import frames, http1
+from skerry.client import endpoint, frames, http1
 from skerry.client.http1 import Malformed
 from skerry.client.sync.stream import Stream
 from skerry.client.sync.websocket import WebSocket
 from skerry.errors import DaemonUnavailable, PlatformError, from_dict
-from skerry.settings import Home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,16 +25,21 @@ _REPEATABLE = ("GET", "PUT", "DELETE")
 
 
 class Transport:
-    """The way to the daemon of one home. Nothing is opened before the first request.
+    """The way to one daemon: see `skerry.client.endpoint`. Nothing is opened before the first request.
 
     Every request raises the SkerryError that the daemon answered with, DaemonUnavailable when there is none
     and none can be started, and PlatformError for an answer that makes no sense.
     """
 
-    __slots__ = ("_idle", "_pid", "home")
+    __slots__ = ("_headers", "_idle", "_pid", "endpoint")
 
-    def __init__(self, home: str | None = None) -> None:
-        self.home = Home(home)
+    def __init__(self, home: str | None = None, url: str | None = None, token: str | None = None) -> None:
+        self.endpoint = endpoint.find(home, url, token)
+        self._headers = [("host", self.endpoint.host)]
+        if self.endpoint.token:
+            self._headers.append(("authorization", f"Bearer {self.endpoint.token}"))
+        if trace := http1.traceparent(os.environ.get("TRACEPARENT", "")):
+            self._headers.append(("traceparent", trace))
         self._idle: list[Stream] = []
         self._pid = os.getpid()
 
@@ -74,7 +78,7 @@ class Transport:
 
         `start=False`: do not start a daemon when none runs.
         """
-        headers = [("accept", accept)]
+        headers = [*self._headers, ("accept", accept)]
         if json is not None:
             body = json_module.dumps(json).encode()
             headers.append(("content-type", "application/json"))
@@ -89,15 +93,15 @@ class Transport:
         first = head + body if isinstance(body, bytes) else head
         rest = None if body is None or isinstance(body, bytes) else body
         response = self._exchange(method, first, rest, start)
-        if response.status >= 400:
+        if response.status >= 300:
             raise _failure(response)
         return response
 
     def websocket(self, path: str) -> WebSocket:
         """Open a WebSocket."""
-        head = http1.request_head("GET", path, frames.HANDSHAKE)
+        head = http1.request_head("GET", path, [*self._headers, *frames.HANDSHAKE])
         response = self._exchange("GET", head, None, True)
-        if response.status >= 400:
+        if response.status >= 300:
             raise _failure(response)
         if response.status != 101 or response.headers.get("sec-websocket-accept") != frames.ACCEPT:
             response.close()
@@ -108,6 +112,17 @@ class Transport:
         """Close the connections that are kept. The transport can still be used."""
         while self._idle:
             self._idle.pop().close()
+
+    def gone(self, timeout: float) -> None:
+        """Wait until the daemon has closed a connection that is kept, as it does when it ends. Raises TimeoutError."""
+        stream = self._reuse()
+        if stream is not None:
+            try:
+                stream.recv(timeout)
+            except ConnectionError:
+                pass
+            finally:
+                stream.close()
 
     def _exchange(self, method: str, head: bytes, body: Iterator[bytes] | None, start: bool) -> Response:
         stream = self._reuse()
@@ -121,7 +136,7 @@ class Transport:
                 repeatable = method in _REPEATABLE and body is None and not closed.answered
                 if not nothing_sent and not repeatable:
                     raise
-        return Response(self, Stream.open(self.home, start), method).exchange(head, body)
+        return Response(self, Stream.open(self.endpoint, start), method).exchange(head, body)
 
     def _reuse(self) -> Stream | None:
         """A kept connection that still works. A process that was forked off does not touch its parent's."""
@@ -282,7 +297,7 @@ def _json_line(line: bytes) -> Any:
 
 
 def _failure(response: Response) -> Exception:
-    """The error in a response with a status of 400 and more."""
+    """The error in a response with a status of 300 and more: redirects are not followed."""
     content = response.read()
     try:
         body = json_module.loads(content)

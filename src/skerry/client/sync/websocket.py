@@ -47,9 +47,8 @@ class WebSocket:
         self._receiving = True
         try:
             data = self.stream.recv(timeout)
-        except ConnectionError as error:
-            self._lost()
-            raise DaemonUnavailable("the daemon closed the connection") from error
+        except ConnectionError:
+            data = b""
         finally:
             self._receiving = False
         if not data:

@@ -1,0 +1,87 @@
+"""TLS as bytes: both worlds drive the socket themselves. Loaded for https URLs alone."""
+
+from __future__ import annotations
+
+import ssl
+from _thread import allocate_lock
+
+from skerry.errors import InvalidRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+
+READ_SIZE = 64 << 10
+
+
+def make_context(ca: str) -> ssl.SSLContext:
+    """Trusts the certificates in the file `ca`, or those that this machine trusts. Raises InvalidRequest."""
+    try:
+        context = ssl.create_default_context(cafile=ca or None)
+    except OSError as error:  # an SSLError is one
+        raise InvalidRequest(
+            f"cannot read the CA certificates in {ca}: {error.strerror or 'no certificate in PEM form'}",
+            hint="SKERRY_CA, or `ca` of a context, names a file of certificates",
+        ) from error
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
+    return context
+
+
+class Tls:
+    """One session. Its methods may be called from several threads; none of them waits but `handshake`."""
+
+    __slots__ = ("_incoming", "_lock", "_object", "_outgoing")
+
+    def __init__(self, context: ssl.SSLContext, host: str) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._lock = allocate_lock()
+
+    def handshake(self, sock: socket.socket) -> None:
+        """Raises OSError, of which ssl.SSLCertVerificationError is one."""
+        while True:
+            try:
+                self._object.do_handshake()
+            except ssl.SSLWantReadError:
+                sock.sendall(self._outgoing.read())
+                data = sock.recv(READ_SIZE)
+                if not data:
+                    raise ConnectionResetError("the connection was closed") from None
+                self._incoming.write(data)
+            else:
+                sock.sendall(self._outgoing.read())
+                return
+
+    def seal(self, data: bytes) -> bytes:
+        """The records that carry this. Raises ConnectionError."""
+        rest = memoryview(data)
+        with self._lock:
+            try:
+                while rest:
+                    rest = rest[self._object.write(rest) :]
+            except ssl.SSLError as error:
+                raise ConnectionAbortedError(f"TLS failed: {error.reason}") from error
+            return self._outgoing.read()
+
+    def unseal(self, data: bytes) -> bytes | None:
+        """What these bytes carry; None when it is nothing yet, empty when the other side has ended the session.
+
+        Empty data is the end of the connection. Raises ConnectionError, also when that came without the end of
+        the session: somebody else may have cut it.
+        """
+        parts: list[bytes] = []
+        with self._lock:
+            if data:
+                self._incoming.write(data)
+            else:
+                self._incoming.write_eof()
+            try:
+                while part := self._object.read(READ_SIZE):
+                    parts.append(part)
+            except ssl.SSLWantReadError:
+                return b"".join(parts) or None
+            except ssl.SSLError as error:
+                if not parts:
+                    raise ConnectionResetError(f"TLS failed: {error.reason}") from error
+            return b"".join(parts)
