@@ -22,7 +22,7 @@ from skerry.daemon.grpc.problems import problem, refuse
 from skerry.daemon.http.attach import LOST
 from skerry.daemon.http.operations import EVENTS, NDJSON
 from skerry.daemon.peers import CUT, PEER, Peer
-from skerry.errors import InvalidRequest, PlatformError, SkerryError, Unauthorized
+from skerry.errors import InvalidRequest, PlatformError, SkerryError, Unauthorized, from_dict
 
 FIRST_SECONDS = 10.0
 """Within this time a call that sends many messages sends its first, which has what the gate looks at."""
@@ -64,14 +64,18 @@ class Calls:
                 task.cancel()
 
             try:
-                return await self._serve(method, asked, context, end)
-            except SkerryError as error:
-                await refuse(context, error)
-            except asyncio.CancelledError:
-                if not cut:
-                    raise
-                task.uncancel()
-                await refuse(context, Unauthorized("the token was revoked"))
+                try:
+                    return await self._serve(method, asked, context, end)
+                except SkerryError as error:
+                    failure = error
+                except asyncio.CancelledError:
+                    if not cut:
+                        raise
+                    task.uncancel()
+                    failure = Unauthorized("the token was revoked")
+                await refuse(context, failure)
+            except grpc.aio.InternalError:
+                return None  # nothing can be sent: the client has gone, and the call is over
 
         return behave
 
@@ -124,7 +128,7 @@ async def _answer(method: Method, exchange: Exchange, context: Context) -> Messa
         async for line in _records(exchange, b"\n"):
             found = json.loads(line)
             if isinstance(found.get("error"), dict):
-                raise problem(line)
+                raise from_dict(found["error"])
             await context.write(to_message(method.answer, found))
     elif media == EVENTS:
         async for block in _records(exchange, b"\n\n"):
