@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from skerry.daemon.grpc import calls
-from skerry.daemon.grpc.door import Door
+from skerry.daemon.grpc.server import GrpcServer
 from skerry.daemon.http import table
 from skerry.daemon.peers import cut_of, peer_of
 from skerry.errors import DaemonUnavailable
@@ -33,13 +33,13 @@ def serving(app: App, client: Callable[[grpc.aio.Channel], Coroutine[Any, Any, N
 
     async def main() -> None:
         address = f"127.0.0.1:{free_port()}"
-        door = Door(app, table.OPERATIONS, lambda: None, address, None)
-        await door.start()
+        server = GrpcServer(app, table.OPERATIONS, lambda: None, [address], None)
+        await server.start()
         try:
             async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(30):
                 await client(channel)
         finally:
-            await door.stop()
+            await server.stop()
 
     asyncio.run(main())
 

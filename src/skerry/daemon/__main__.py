@@ -78,7 +78,7 @@ def _run(options: argparse.Namespace) -> None:
                     backend=options.backend,
                     # Only who is on this machine can start a daemon.
                     idle_exit=None if options.foreground or options.grpc else options.idle_exit,
-                    grpc=options.grpc,
+                    grpc=[options.grpc] if options.grpc else [],
                 )
             )
     finally:

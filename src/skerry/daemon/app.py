@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from skerry.daemon.http.api import Api
 from skerry.daemon.http.operations import Engine
 from skerry.daemon.http.readiness import Readiness
 from skerry.daemon.server import Server, listen, unlisten
-from skerry.errors import InvalidRequest, PlatformError, SkerryError
+from skerry.errors import InvalidRequest, SkerryError
 from skerry.images.store import ImageStore
 from skerry.manager.environments import EnvironmentManager
 from skerry.manager.records import StoredRecords
@@ -28,7 +28,7 @@ from skerry.settings import Home
 from skerry.store import Store
 
 if TYPE_CHECKING:
-    from skerry.daemon.grpc.door import Door
+    from skerry.daemon.grpc.server import GrpcServer
 
 BACKENDS: dict[str, Callable[[str], Backend]] = {"namespace": NamespaceBackend, "fake": FakeBackend}
 IDLE_LOOK = 1.0
@@ -52,8 +52,8 @@ async def serve(
     *,
     backend: str | None,
     idle_exit: float | None,
-    grpc: str | None = None,
-    tls: tuple[Path, Path] | None = None,
+    grpc: Sequence[str] = (),
+    tls: tuple[str, str] | None = None,
 ) -> None:
     """Recover, serve until told to stop (or idle for `idle_exit` seconds). Raises SkerryError.
 
@@ -66,7 +66,7 @@ async def serve(
     stopping = asyncio.Event()
     engine = Engine(manager, store, home, Readiness(manager, home.path), stopping.set)
     api = Api(engine, table.OPERATIONS)
-    door = None if grpc is None else _grpc_door(api, engine, grpc, tls)
+    grpc_server = _grpc_server(api, engine, grpc, tls) if grpc else None
     await asyncio.to_thread(store.sweep)
     await manager.recover()
     sock = listen(home)
@@ -79,8 +79,8 @@ async def serve(
         keep = True
         stopping.set()
 
-    if door is not None:
-        await door.start()
+    if grpc_server is not None:
+        await grpc_server.start()
     loop.add_signal_handler(signal.SIGTERM, leave)
     loop.add_signal_handler(signal.SIGINT, stopping.set)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
@@ -102,21 +102,23 @@ async def serve(
             await manager.close(keep=keep)
         finally:
             server.stop()
-            if door is not None:
-                await door.stop()
+            if grpc_server is not None:
+                await grpc_server.stop()
             await serving
             await database.close()
 
 
-def _grpc_door(api: Api, engine: Engine, address: str, tls: tuple[Path, Path] | None) -> Door:
-    """Raises PlatformError."""
+def _grpc_server(
+    api: Api, engine: Engine, addresses: Sequence[str], tls: tuple[str, str] | None
+) -> GrpcServer:
+    """Raises InvalidRequest."""
     # What is started from here executes another program at once: gRPC need not prepare for a fork.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     try:
-        from skerry.daemon.grpc.door import Door
+        from skerry.daemon.grpc.server import GrpcServer
     except ImportError as error:
-        raise PlatformError(f"gRPC is not installed: {error}", hint="pip install 'skerry[grpc]'") from error
-    return Door(api, table.OPERATIONS, engine.readiness.check, address, tls)
+        raise InvalidRequest(f"cannot serve gRPC: {error}", hint="pip install 'skerry[grpc]'") from error
+    return GrpcServer(api, table.OPERATIONS, engine.readiness.check, addresses, tls)
 
 
 async def _sweep(manager: EnvironmentManager) -> None:

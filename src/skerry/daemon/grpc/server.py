@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from starlette.types import ASGIApp
@@ -19,7 +18,7 @@ from starlette.types import ASGIApp
 from skerry.daemon.grpc.calls import Calls
 from skerry.daemon.grpc.methods import SERVICES, methods
 from skerry.daemon.http.operations import Operation
-from skerry.errors import PlatformError, SkerryError
+from skerry.errors import InvalidRequest, SkerryError
 
 MESSAGE_MAX = 16 << 20
 """Bytes of one message from a client, as of one JSON body."""
@@ -41,8 +40,6 @@ OPTIONS = (
     ("grpc.server_handshake_timeout_ms", 10_000),
 )
 
-log = structlog.get_logger(component="grpc")
-
 
 class Health(health_pb2_grpc.HealthServicer):
     """Tells load balancers what `/readyz` tells, whatever service they ask for. Has no Watch: they poll."""
@@ -62,10 +59,10 @@ class Health(health_pb2_grpc.HealthServicer):
         return health_pb2.HealthCheckResponse(status="SERVING")
 
 
-class Door:
-    """Takes its address at once, and serves from `start()` on. Must be made where the event loop runs.
+class GrpcServer:
+    """Takes its addresses (`HOST:PORT`) at once, and serves from `start()` on. Must be made where the event loop runs.
 
-    `tls` are the files (PEM) of the certificate and of its key. Raises PlatformError.
+    `tls` are the files (PEM) of the certificate and of its key. Raises InvalidRequest.
     """
 
     def __init__(
@@ -73,10 +70,9 @@ class Door:
         app: ASGIApp,
         operations: Iterable[Operation],
         ready: Callable[[], object],
-        address: str,
-        tls: tuple[Path, Path] | None,
+        addresses: Iterable[str],
+        tls: tuple[str, str] | None,
     ) -> None:
-        self._address = address
         self._calls = Calls(app)
         self._server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS_MAX)
         operations = tuple(operations)
@@ -89,18 +85,24 @@ class Door:
         health = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
         names = (*(service.full_name for service in SERVICES), health, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
+        credentials = None
+        if tls is not None:
+            certificate, key = (Path(path).read_bytes() for path in tls)
+            credentials = grpc.ssl_server_credentials([(key, certificate)])
+        for address in addresses:
+            self._bind(address, credentials)
+
+    def _bind(self, address: str, credentials: grpc.ServerCredentials | None) -> None:
         try:
-            if tls is None:
+            if credentials is None:
                 self._server.add_insecure_port(address)
             else:
-                certificate, key = (path.read_bytes() for path in tls)
-                self._server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)]))
-        except (OSError, RuntimeError) as error:
-            raise PlatformError(f"cannot serve gRPC on {address}: {error}") from error
+                self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise InvalidRequest(f"cannot serve gRPC on {address}: {error}") from error
 
     async def start(self) -> None:
         await self._server.start()
-        log.info("serving gRPC", address=self._address)
 
     async def stop(self) -> None:
         """Ends all calls, after a moment for those that are about to end, and waits for what they left."""
