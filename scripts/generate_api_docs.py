@@ -36,7 +36,8 @@ A running daemon serves this as a page at `/docs`, with the schema of every body
 
 
 def section(method: str, path: str, operation: dict[str, Any]) -> str:
-    parts = [f"### {operation['summary']}", f"`{method.upper()} {path}`"]
+    needs = f" (needs `{operation['x-verb']}`)" if "x-verb" in operation else ""
+    parts = [f"### {operation['summary']}", f"`{method.upper()} {path}`{needs}"]
     if text := operation.get("description"):
         parts.append(text)
     lines = []
@@ -54,7 +55,7 @@ def section(method: str, path: str, operation: dict[str, Any]) -> str:
         for status, response in operation["responses"].items()
         if status >= "400"
         for code in response["content"][openapi.PROBLEM]["schema"]["properties"]["code"]["enum"]
-        if code not in ("denied", "internal")
+        if code not in ("denied", "internal", "unauthorized")
     ]
     if codes:
         parts.append("Fails with " + ", ".join(f"`{code}`" for code in codes) + ".")

@@ -8,19 +8,24 @@ from typing import Any
 
 import grpc
 
+from skerry.v1.audit_pb2_grpc import AuditStub
 from skerry.v1.daemon_pb2_grpc import DaemonStub
 from skerry.v1.environments_pb2_grpc import EnvironmentsStub
 from skerry.v1.executions_pb2_grpc import ExecutionsStub
 from skerry.v1.files_pb2_grpc import FilesStub
 from skerry.v1.images_pb2_grpc import ImagesStub
+from skerry.v1.tenants_pb2_grpc import TenantsStub
 
-STUBS: tuple[Any, ...] = (EnvironmentsStub, ExecutionsStub, FilesStub, ImagesStub, DaemonStub)
+STUBS: tuple[Any, ...] = (
+    *(EnvironmentsStub, ExecutionsStub, FilesStub, ImagesStub),
+    *(TenantsStub, AuditStub, DaemonStub),
+)
 
 
 class Client:
     """Every RPC of every service is an attribute."""
 
-    def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel, token: str = "") -> None:
         self.called: set[str] = set()
         self.channel = channel
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()

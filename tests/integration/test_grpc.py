@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import socket
+import subprocess
+import sys
 import tarfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -15,28 +17,43 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from skerry.daemon.grpc.methods import SERVICES
-from skerry.v1 import daemon_pb2, environments_pb2, executions_pb2, files_pb2, images_pb2
+from skerry.daemon.grpc.methods import SERVICES, Method, methods
+from skerry.daemon.http import table
+from skerry.manager.caller import VERBS
+from skerry.v1 import (
+    audit_pb2,
+    daemon_pb2,
+    environments_pb2,
+    executions_pb2,
+    files_pb2,
+    images_pb2,
+    tenants_pb2,
+)
 from skerry.v1.problem_pb2 import Problem
 from tests import certificates, support
 from tests.integration.daemon import Daemon, launch, started
 from tests.integration.grpc_client import Client, messages
 
-SECONDS = 15.0
+SECONDS = 60.0
+METHODS = [method for service in SERVICES for method in methods(service, table.OPERATIONS)]
 
 
 class Served:
-    """A daemon with a gRPC port."""
+    """A daemon with a gRPC port, and a token for everything."""
 
     def __init__(self, daemon: Daemon, address: str) -> None:
         self.daemon = daemon
         self.address = address
-        self.token = ""
+        self.token = self.new_token(*VERBS)["token"]
 
-    def run(self, use: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
+    def new_token(self, *verbs: str, tenant: str = "default") -> Any:
+        body = {"name": "test", "verbs": list(verbs), "tenant": tenant}
+        return self.daemon.call("POST", "/tokens", body, expect=201)
+
+    def run(self, use: Callable[[Client], Coroutine[Any, Any, None]], token: str | None = None) -> None:
         async def main() -> None:
             async with grpc.aio.insecure_channel(self.address) as channel, asyncio.timeout(SECONDS):
-                await use(Client(channel, self.token))
+                await use(Client(channel, self.token if token is None else token))
 
         asyncio.run(main())
 
@@ -106,6 +123,8 @@ async def every_rpc(client: Client) -> None:
     await execution_rpcs(client, made.environment_id)
     await file_rpcs(client, made.environment_id)
     await image_rpcs(client)
+    await tenant_rpcs(client)
+    await audit_rpcs(client, made.environment_id)
     delete = environments_pb2.DeleteEnvironmentRequest(environment_id="web")
     assert (await client.DeleteEnvironment(delete)).deleted
     assert (await client.Stop(daemon_pb2.StopRequest(force=True))).stopping
@@ -245,6 +264,110 @@ async def image_rpcs(client: Client) -> None:
     broken = client.ImportImage(pieces(images_pb2.ImportImageRequest, b"no tar", name="mine"))
     with pytest.raises(grpc.aio.AioRpcError, match="archive"):
         [step async for step in broken]
+
+
+async def tenant_rpcs(client: Client) -> None:
+    made = await client.CreateToken(
+        tenants_pb2.CreateTokenRequest(name="ci", tenant="acme", verbs=["read"], lifetime=60)
+    )
+    assert made.token.startswith("skt_")
+    listed = await client.ListTokens(tenants_pb2.ListTokensRequest(tenant="acme"))
+    assert [(token.id, list(token.verbs), token.token) for token in listed.tokens] == [
+        (made.id, ["read"], "")
+    ]
+    await client.RevokeToken(tenants_pb2.RevokeTokenRequest(token_id=made.id))
+    quota = await client.SetQuota(tenants_pb2.SetQuotaRequest(tenant="acme", environments=0))
+    assert quota.HasField("environments")
+    assert not quota.HasField("cpus")
+    assert await client.GetQuota(tenants_pb2.GetQuotaRequest(tenant="acme")) == quota
+
+
+async def audit_rpcs(client: Client, environment_id: str) -> None:
+    rows = client.ReadAudit(audit_pb2.ReadAuditRequest(environment=environment_id, kind="intent"))
+    found = [row async for row in rows]
+    assert {row.action for row in found} >= {"execution", "file.write"}
+    assert all(row.peer.startswith("127.0.0.1:") and row.token for row in found)
+    verdict = await client.VerifyAudit(audit_pb2.VerifyAuditRequest())
+    assert verdict.intact
+    assert not verdict.HasField("broken")
+
+
+def question(method: Method) -> Any:
+    """A request that would be fine, for somebody who may, of something that is not there."""
+    message: Any = method.request()
+    target = message.opening if method.operation.websocket else message
+    for part in method.operation.path.split("/"):
+        if part.startswith("{"):
+            setattr(target, part[1:-1], "none")
+    return iter([message]) if method.takes_many else message
+
+
+@pytest.mark.parametrize("token", ["", "skt_none_none", "Basic"])
+def test_nothing_is_done_without_a_token(served: Served, token: str) -> None:
+    async def use(client: Client) -> None:
+        for method in METHODS:
+            call = getattr(client, method.name)(question(method))
+            if method.operation.verb:
+                code, problem = await failure(call.read() if method.gives_many else call)
+                assert (code, problem.code) == (grpc.StatusCode.UNAUTHENTICATED, "unauthorized"), method.name
+            else:
+                await call
+
+    served.run(use, token)
+
+
+def test_a_token_allows_its_verbs_alone(served: Served) -> None:
+    for verb in VERBS:
+        others = [other for other in VERBS if other != verb]
+        wanted = [method for method in METHODS if method.operation.verb == verb]
+
+        async def ask(client: Client, wanted: list[Method] = wanted) -> None:
+            for method in wanted:
+                call = getattr(client, method.name)(question(method))
+                code, problem = await failure(call.read() if method.gives_many else call)
+                assert (code, problem.code) == (grpc.StatusCode.PERMISSION_DENIED, "denied"), method.name
+
+        served.run(ask, served.new_token(*others)["token"])
+
+
+def test_other_tenants_are_not_there(served: Served) -> None:
+    stranger = served.new_token(*VERBS, tenant="acme")["token"]
+
+    async def use(client: Client, environment_id: str) -> None:
+        other = Client(client.channel, stranger)
+        get = environments_pb2.GetEnvironmentRequest(environment_id=environment_id)
+        code, problem = await failure(other.GetEnvironment(get))
+        assert (code, problem.code) == (grpc.StatusCode.NOT_FOUND, "environment_not_found")
+        own = await other.ListEnvironments(environments_pb2.ListEnvironmentsRequest())
+        assert list(own.environments) == []
+
+    served.run_in_environment(use)
+
+
+def test_revoking_a_token_cuts_its_calls(served: Served) -> None:
+    made = served.new_token("read", "execute")
+
+    async def use(client: Client, environment_id: str) -> None:
+        doomed = Client(client.channel, made["token"])
+        follow = doomed.ReadLogs(executions_pb2.ReadLogsRequest(environment_id=environment_id, follow=True))
+        opening = executions_pb2.Opening(environment_id=environment_id, command="echo up; exec sleep 1000")
+        attached = doomed.Attach()
+        await attached.write(executions_pb2.AttachRequest(opening=opening))
+        await attached.read()
+        await follow.read()
+        await client.RevokeToken(tenants_pb2.RevokeTokenRequest(token_id=made["id"]))
+        for call in (follow, attached):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                [message async for message in messages(call)]
+            assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        executions = executions_pb2.ListExecutionsRequest(environment_id=environment_id)
+        listed = await client.ListExecutions(executions)
+        one = {"environment_id": environment_id, "execution_id": listed.executions[0].execution_id}
+        events = client.ExecutionEvents(executions_pb2.ExecutionEventsRequest(**one))
+        *_, last = [event async for event in events]
+        assert last.ended.result.outcome == executions_pb2.OUTCOME_CANCELED
+
+    served.run_in_environment(use)
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
@@ -395,7 +518,7 @@ def test_tls() -> None:
         async def main() -> None:
             trusted = grpc.ssl_channel_credentials(ca)
             async with grpc.aio.secure_channel(f"127.0.0.1:{port}", trusted) as channel:
-                assert (await Client(channel, "").Health(daemon_pb2.HealthRequest())).status == "ok"
+                assert (await Client(channel).Health(daemon_pb2.HealthRequest())).status == "ok"
             for credentials in (grpc.ssl_channel_credentials(), None):
                 address = f"127.0.0.1:{port}"
                 async with (
@@ -404,7 +527,7 @@ def test_tls() -> None:
                     else grpc.aio.insecure_channel(address)
                 ) as channel:
                     with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
-                        await Client(channel, "").Health(daemon_pb2.HealthRequest())
+                        await Client(channel).Health(daemon_pb2.HealthRequest())
 
         asyncio.run(main())
 
@@ -423,3 +546,29 @@ def test_a_port_that_is_taken_is_not_shared(home: Path) -> None:
         process, word = launch(home, "--backend", "fake", "--grpc", address)
         assert process.wait(SECONDS) == 1
         assert f"cannot serve gRPC on {address}".encode() in word
+
+
+def test_without_the_extra_it_says_what_to_install(home: Path) -> None:
+    program = (
+        "import sys; sys.modules['grpc'] = None; from skerry.daemon.__main__ import main; sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--home", str(home), "--backend", "fake", "--grpc", "127.0.0.1:1"],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 1
+    assert "pip install 'skerry[grpc]'" in done.stderr
+
+
+def test_the_example_in_the_documentation(served: Served) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "grpc.md").read_text()
+    program = text.partition("```python\n")[2].partition("```")[0]
+    for placeholder, real in (("TOKEN", served.token), ("127.0.0.1:8444", served.address)):
+        assert placeholder in program
+        program = program.replace(placeholder, real)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=SECONDS, check=True
+    )
+    assert done.stdout == "b'hello\\n' 0\nb'1\\n2\\n3\\n'\n0\n"

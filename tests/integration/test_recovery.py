@@ -298,20 +298,30 @@ def test_daemons_that_share_a_store_leave_each_other_alone(
             assert second.execute(theirs, "echo here")["stdout"] == "here\n"
 
 
-def test_without_its_store_nothing_is_created_and_nothing_is_left(
+def test_without_its_store_nothing_is_done_and_what_runs_goes_on(
     home: Path, postgres_server: postgres.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SKERRY_DATABASE", postgres_server.new_database())
     with started(home) as daemon:
         environment = daemon.create()
+        base = f"/environments/{environment}"
+        running = daemon.call("POST", f"{base}/executions", {"argv": ["sleep", "1000"]}, expect=201)
         postgres_server.stop()
         try:
-            answer = daemon.call("POST", "/environments", {}, expect=503)
-            assert answer["code"] == "store_unavailable"
-            # What runs goes on.
-            assert daemon.execute(environment, "echo here")["stdout"] == "here\n"
+            for path, body in (
+                ("/environments", {}),
+                (f"{base}/execute", {"command": "touch done"}),
+                (f"{base}/executions", {"argv": ["touch", "done"]}),
+                (f"{base}/files/write", {"path": "done", "content": ""}),
+            ):
+                answer = daemon.call("POST", path, body, expect=503)
+                assert answer["code"] == "store_unavailable"
+                assert "the audit cannot be written" in answer["message"]
+            found = daemon.call("GET", f"{base}/executions/{running['execution_id']}")
+            assert found["state"] == "running"
         finally:
             postgres_server.start()
+        assert daemon.execute(environment, "ls")["stdout"] == ""
         assert listed(daemon).keys() == {environment}
         created = daemon.create()
         assert listed(daemon).keys() == {environment, created}

@@ -25,7 +25,7 @@ def test_rows_come_back_as_they_were_written(store_url: str) -> None:
     async def test(store: Store) -> None:
         one = entry(at=7, usage={"cpu_seconds": 0.1, "pids": None, "n": 1 << 70}, outcome="completed")
         head = await store.write(lambda tx: audit.append(tx, "t", [one]))
-        [row] = await store.read(lambda tx: audit.tail(tx, "t"))
+        [row] = await store.read(lambda tx: audit.search(tx, "t"))
         for each in fields(one):
             assert getattr(row, each.name) == getattr(one, each.name)
         assert (row.tenant, row.seq, row.hash) == ("t", 1, head.hash)
@@ -42,7 +42,7 @@ def test_each_tenant_has_a_chain_of_its_own(store_url: str) -> None:
         assert await store.read(audit.tenants) == ["t", "u"]
         heads = [await store.read(lambda tx, t=t: audit.head(tx, t)) for t in "tuv"]  # type: ignore[misc]
         assert [one.seq for one in heads] == [3, 3, 0]
-        assert [r.seq for r in await store.read(lambda tx: audit.tail(tx, "t"))] == [1, 2, 3]
+        assert [r.seq for r in await store.read(lambda tx: audit.search(tx, "t"))] == [1, 2, 3]
         for tenant in "tuv":
             assert await store.read(lambda tx, t=tenant: audit.verify(tx, t)) is None  # type: ignore[misc]
 
@@ -161,7 +161,7 @@ def test_a_remembered_head_finds_what_was_rewritten_to_the_end(store_url: str) -
 
 
 def test_tail_search_and_export(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "MOST_OF_A_PAGE", 3)  # so that a few rows are many pages
+    monkeypatch.setattr(audit, "PAGE", 3)  # so that a few rows are many pages
 
     async def test(store: Store) -> None:
         await fill(store, 10)
@@ -173,7 +173,7 @@ def test_tail_search_and_export(store_url: str, monkeypatch: pytest.MonkeyPatch)
 
         async def found(**filters: Any) -> list[int]:
             rows = await store.read(lambda tx: audit.search(tx, "t", **filters))
-            exported = [row.seq async for row in audit.export(store, "t", **filters)]
+            exported = [row.seq async for page in audit.pages(store, "t", **filters) for row in page]
             assert [row.seq for row in rows] == exported
             return exported
 
@@ -186,15 +186,17 @@ def test_tail_search_and_export(store_url: str, monkeypatch: pytest.MonkeyPatch)
         assert await found(after=9) == [10, 11]
         assert await found(outcome="completed") == []
 
-        async def tail(after: int | None = None, limit: int = 100) -> list[int]:
-            return [r.seq for r in await store.read(lambda tx: audit.tail(tx, "t", after=after, limit=limit))]
+        async def last(count: int, **filters: Any) -> list[int]:
+            after = await store.read(lambda tx: audit.place_before(tx, "t", count, **filters))
+            return await found(after=after, **filters)
 
-        assert await tail(limit=3) == [9, 10, 11]
-        assert await tail(after=2, limit=3) == [3, 4, 5]
-        assert await tail(after=11) == []
+        assert await last(3) == [9, 10, 11]
+        assert await last(11) == await last(100) == list(range(1, 12))
+        assert await last(1, request_id="r4") == [5]
+        assert await last(0) == []
         assert await store.read(lambda tx: audit.search(tx, "other")) == []
         with pytest.raises(InvalidRequest):
-            await tail(limit=0)
+            await store.read(lambda tx: audit.search(tx, "t", limit=0))
         assert await store.read(lambda tx: audit.verify(tx, "t")) is None
 
     on(store_url, test)
@@ -214,7 +216,7 @@ def test_what_cannot_be_stored_is_refused_and_leaves_no_gap(store_url: str) -> N
                     lambda tx, wrong=wrong: audit.append(tx, "t", [entry(), wrong])  # type: ignore[misc]
                 )
         await fill(store, 1)
-        assert [r.seq for r in await store.read(lambda tx: audit.tail(tx, "t"))] == [1, 2]
+        assert [r.seq for r in await store.read(lambda tx: audit.search(tx, "t"))] == [1, 2]
         assert await store.read(lambda tx: audit.verify(tx, "t")) is None
 
     on(store_url, test)
@@ -229,7 +231,7 @@ def test_two_processes_make_one_chain(store_url: str) -> None:
 
     async def test(store: Store) -> None:
         assert await store.read(lambda tx: audit.verify(tx, "t")) is None
-        rows = {row.seq: row async for row in audit.export(store, "t")}
+        rows = {row.seq: row async for page in audit.pages(store, "t") for row in page}
         assert len(rows) == 2 * len(acknowledged)
         for name, seq, hash_ in acknowledged:
             assert (rows[int(seq)].request_id, rows[int(seq)].hash) == (name, hash_)

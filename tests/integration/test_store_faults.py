@@ -45,7 +45,7 @@ def test_a_killed_writer_loses_nothing_that_was_acknowledged(tmp_path: Path) -> 
 
     async def test(store: Store) -> None:
         assert await store.read(lambda tx: audit.verify(tx, "t")) is None
-        rows = {row.seq: row async for row in audit.export(store, "t")}
+        rows = {row.seq: row async for page in audit.pages(store, "t") for row in page}
         for seq, (name, hash_) in acknowledged.items():
             assert (rows[seq].request_id, rows[seq].hash) == (name, hash_)
         # Rows come in pairs, of one transaction each: no half of one is there.
@@ -219,7 +219,7 @@ def test_postgres_goes_and_comes_back(postgres_server: Server, how: signal.Signa
         stopping.set()
         await asyncio.gather(*writers)
         assert await store.read(lambda tx: audit.verify(tx, "t")) is None
-        written = Counter([row.request_id async for row in audit.export(store, "t")])
+        written = Counter([row.request_id async for page in audit.pages(store, "t") for row in page])
         for key, value in done.items():
             assert written[key] in {True: (1,), False: (0,), None: (0, 1)}[value], (key, value)
 
@@ -279,7 +279,7 @@ def test_a_commit_whose_answer_is_lost_is_told_as_unknown_and_not_repeated(postg
         assert caught.value.detail == {"written": "unknown"}
         cable.cut = False
         await store.write(lambda tx: audit.append(tx, "t", [entry(request_id="next")]))
-        rows = await store.read(lambda tx: audit.tail(tx, "t"))
+        rows = await store.read(lambda tx: audit.search(tx, "t"))
         assert [row.request_id for row in rows] == ["lost", "next"]
         await store.close()
         await cable.unplug()

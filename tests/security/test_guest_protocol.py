@@ -24,7 +24,7 @@ from skerry.guest.frames import HEADER, Type
 from skerry.manager.commands import Command
 from skerry.models import Outcome
 from skerry.policy import Policy
-from tests.unit.stubs import StubBackend, asynchronous, make_manager
+from tests.unit.stubs import CALLER, StubBackend, asynchronous, make_manager
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -576,11 +576,11 @@ def run_with(
         manager = make_manager(backend)
         try:
             async with asyncio.timeout(SECONDS):
-                environment = await manager.create(policy=Policy())
+                environment = await manager.create(CALLER, policy=Policy())
                 assert environment.executions is not None
                 if before is not None:
                     before(backend)
-                execution = environment.executions.prepare(Command(argv=["x"], timeout=0.3))
+                execution = environment.executions.prepare(CALLER, Command(argv=["x"], timeout=0.3))
                 results.append(await execution.run())
         finally:
             await manager.close()

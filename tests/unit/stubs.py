@@ -14,11 +14,13 @@ from skerry.errors import EnvironmentNotFound, GuestFailed, ImageNotFound
 from skerry.guest.channel import Channel, Exit, Start
 from skerry.ids import new_id
 from skerry.images.store import Image, ImageStore
+from skerry.manager.caller import Caller
 from skerry.manager.environments import Environment, EnvironmentManager
 from skerry.manager.execution import Execution
 from skerry.manager.records import Records
 from skerry.models import Enforcement, Outcome, State, Usage
 from skerry.policy import Policy
+from skerry.store.audit import Entry
 from skerry.store.environments import EnvironmentRecord
 from skerry.store.executions import ExecutionRecord
 
@@ -300,12 +302,17 @@ class StubImage:
 class StubRecords:
     """Takes note of everything at once, and remembers nothing."""
 
-    def created(self, environment: Environment) -> asyncio.Future[str | None]:
+    def created(self, environment: Environment, intent: Entry) -> asyncio.Future[str | None]:
         future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         future.set_result(None)
         return future
 
-    def changed(self, environment: Environment, state: State) -> asyncio.Future[None]:
+    def changed(
+        self, environment: Environment, state: State, entry: Entry | None = None
+    ) -> asyncio.Future[None]:
+        return self._done()
+
+    def audit(self, tenant: str, entry: Entry) -> asyncio.Future[None]:
         return self._done()
 
     def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]:
@@ -342,3 +349,4 @@ def make_manager(
 
 
 POLICY = Policy()
+CALLER = Caller(peer="uid 0", request_id="9f86d081884c7d65")

@@ -16,9 +16,14 @@ from skerry.daemon.http.answers import Stream, begun
 from skerry.errors import FileMissing, InvalidRequest
 from skerry.images.progress import Progress, Report
 from skerry.images.store import Image
-from tests.unit.stubs import asynchronous, until
+from skerry.manager.audit import Act
+from tests.unit.stubs import CALLER, StubRecords, asynchronous, until
 
 IMAGE = Image("mine", "sha256:0", "rootfs", Path("/nothing"), {}, 1, 0.0, "")
+
+
+def act() -> Act:
+    return Act(StubRecords(), CALLER, "image.build", None, {})
 
 
 class Client:
@@ -105,7 +110,7 @@ async def test_a_job_tells_its_steps_and_its_result() -> None:
         report(Progress("working", 0.5))
         return IMAGE
 
-    lines = [json.loads(line) async for line in images._work(job)]
+    lines = [json.loads(line) async for line in images._work(act(), job)]
     assert lines == [{"step": "working", "fraction": 0.5}, {"image": IMAGE.info().to_dict()}]
 
 
@@ -117,7 +122,7 @@ async def test_a_job_that_fails_ends_with_the_error(error: Exception, code: str)
     def job(report: Report) -> Image:
         raise error
 
-    (last,) = [json.loads(line) async for line in images._work(job)]
+    (last,) = [json.loads(line) async for line in images._work(act(), job)]
     assert last["error"]["code"] == code
 
 
@@ -136,7 +141,7 @@ async def test_a_job_that_nobody_waits_for_ends_at_its_next_step() -> None:
             raise
         return IMAGE
 
-    lines = images._work(job)
+    lines = images._work(act(), job)
     assert json.loads(await anext(lines))["step"] == "first"
     closing = asyncio.create_task(lines.aclose())
     await asyncio.sleep(0)

@@ -19,9 +19,12 @@ from skerry.daemon.grpc.methods import DATA, SERVICES, Method, methods
 from skerry.daemon.http import attach, openapi, table
 from skerry.daemon.http.operations import EVENTS, Parameter
 from skerry.errors import BY_CODE
+from skerry.v1.environments_pb2 import Usage
 
 HTTP_ONLY = {"openapi", "docs"}
 ALIASES = {"timeout_seconds"}
+ANYTHING = {Struct.DESCRIPTOR.full_name, Usage.DESCRIPTOR.full_name}
+"""What an object without properties may be: the audit keeps a usage as it was."""
 FIELDS = FieldDescriptor
 KINDS = {
     "string": {FIELDS.TYPE_STRING, FIELDS.TYPE_BYTES, FIELDS.TYPE_ENUM},
@@ -95,7 +98,7 @@ class Comparison:
         elif kind == "object":
             assert field.message_type is not None
             is_map = field.message_type.GetOptions().map_entry
-            assert is_map or field.message_type.full_name == Struct.DESCRIPTOR.full_name
+            assert is_map or field.message_type.full_name in ANYTHING
 
     def unknown(self) -> set[str]:
         return {

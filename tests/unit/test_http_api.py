@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from starlette.responses import Response
 
+from skerry.daemon.auth import Gate
 from skerry.daemon.http import events
 from skerry.daemon.http.answers import reply
 from skerry.daemon.http.api import Api
 from skerry.daemon.http.operations import Call, Engine, Operation, Parameter
 from skerry.daemon.http.readiness import Readiness
+from skerry.daemon.peers import PEER, Peer
 from skerry.errors import DaemonUnavailable
 from skerry.manager.commands import Command
 from skerry.manager.execution import Execution
 from skerry.manager.output import STDOUT, TAP_LIMIT, Entry
-from tests.unit.stubs import POLICY, StubBackend, asynchronous, make_manager
+from skerry.store import Store
+from tests.unit.stubs import CALLER, POLICY, StubBackend, asynchronous, make_manager
 
 
 async def echo(call: Call, **arguments: Any) -> Response:
@@ -30,12 +34,12 @@ async def broken(call: Call) -> Response:
 
 def operation(path: str, method: str = "GET", handler: Any = echo, **more: Any) -> Operation:
     return Operation(
-        name=path, method=method, path=path, tag="", summary="", handler=handler, answer=dict, **more
+        name=path, method=method, path=path, tag="", verb="", summary="", handler=handler, answer=dict, **more
     )
 
 
 API = Api(
-    cast(Engine, None),
+    cast(Engine, SimpleNamespace(gate=Gate(cast(Store, None)))),
     [
         operation("/a/{x}"),
         operation("/a/b"),
@@ -61,6 +65,7 @@ async def ask(path: str, query: str = "", method: str = "GET") -> tuple[int, dic
         "raw_path": path.encode(),
         "query_string": query.encode(),
         "headers": [],
+        "state": {PEER: Peer("uid 0", trusted=True)},
     }
     await API(scope, receive, send)
     return sent[0]["status"], json.loads(sent[1]["body"])
@@ -119,9 +124,9 @@ async def test_a_failure_of_ours_is_told_without_its_words() -> None:
 
 
 async def running() -> Execution:
-    environment = await make_manager(StubBackend()).create(policy=POLICY)
+    environment = await make_manager(StubBackend()).create(CALLER, policy=POLICY)
     assert environment.executions is not None
-    return await environment.executions.start(Command(argv=["x"]))
+    return await environment.executions.start(CALLER, Command(argv=["x"]))
 
 
 @asynchronous

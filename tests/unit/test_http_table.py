@@ -35,7 +35,7 @@ def test_a_handler_takes_what_the_table_gives(operation: Operation) -> None:
     in_query = [parameter.name for parameter in operation.query]
     body = ["body"] if operation.body is not None else []
     taken = list(inspect.signature(operation.handler).parameters)
-    own = ["engine", "websocket"] if operation.websocket else ["call"]
+    own = ["call", "websocket"] if operation.websocket else ["call"]
     assert taken == [*own, *in_path, *in_query, *body]
 
 

@@ -21,7 +21,7 @@ from skerry.errors import (
 from skerry.manager import environments as module
 from skerry.manager.commands import Command
 from skerry.models import Outcome, State
-from tests.unit.stubs import POLICY, StubBackend, StubClock, asynchronous, make_manager, until
+from tests.unit.stubs import CALLER, POLICY, StubBackend, StubClock, asynchronous, make_manager, until
 
 STEPS = ("start", "started", "connect", "open")
 
@@ -30,17 +30,17 @@ STEPS = ("start", "started", "connect", "open")
 async def test_a_created_environment_runs_and_is_found_by_id_name_and_prefix() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(policy=POLICY, name="mine")
+    environment = await manager.create(CALLER, policy=POLICY, name="mine")
     assert environment.info.state == "running"
     assert environment.id.isalnum()
     assert environment.id[0].isalpha()
     assert len(environment.id) == 12
     assert backend.alive == {environment.id}
     for ref in (environment.id, "mine", environment.id[:3], environment.id[:11]):
-        assert manager.find(ref) is environment
+        assert manager.find(CALLER, ref) is environment
     for ref in ("", environment.id[:2], "other", environment.id + "x"):
         with pytest.raises(EnvironmentNotFound):
-            manager.find(ref)
+            manager.find(CALLER, ref)
 
 
 @asynchronous
@@ -49,35 +49,35 @@ async def test_an_ambiguous_prefix_is_refused(monkeypatch: pytest.MonkeyPatch) -
     backend = StubBackend()
     monkeypatch.setattr(backend, "reserve", lambda: next(ids))
     manager = make_manager(backend)
-    first = await manager.create(policy=POLICY)
-    second = await manager.create(policy=POLICY)
+    first = await manager.create(CALLER, policy=POLICY)
+    second = await manager.create(CALLER, policy=POLICY)
     assert (first.id, second.id) == ("abcdef000001", "abcdef000002")
     with pytest.raises(InvalidRequest, match="2 ids"):
-        manager.find("abcdef")
-    await manager.delete(first.id)
-    assert manager.find("abcdef") is second
+        manager.find(CALLER, "abcdef")
+    await manager.delete(CALLER, first.id)
+    assert manager.find(CALLER, "abcdef") is second
 
 
 @asynchronous
 async def test_names_are_unique_among_the_living_only() -> None:
     manager = make_manager(StubBackend())
-    first = await manager.create(policy=POLICY, name="mine")
+    first = await manager.create(CALLER, policy=POLICY, name="mine")
     with pytest.raises(Conflict, match="mine"):
-        await manager.create(policy=POLICY, name="mine")
-    await manager.delete("mine")
-    assert manager.find("mine") is first
-    second = await manager.create(policy=POLICY, name="mine")
-    assert manager.find("mine") is second
+        await manager.create(CALLER, policy=POLICY, name="mine")
+    await manager.delete(CALLER, "mine")
+    assert manager.find(CALLER, "mine") is first
+    second = await manager.create(CALLER, policy=POLICY, name="mine")
+    assert manager.find(CALLER, "mine") is second
     for name in ("-x", "a/b", "a" * 64, "a\n"):
         with pytest.raises(InvalidRequest):
-            await manager.create(policy=POLICY, name=name)
+            await manager.create(CALLER, policy=POLICY, name=name)
 
 
 @asynchronous
 async def test_two_creates_of_one_name_at_once_make_one() -> None:
     manager = make_manager(StubBackend())
     made = await asyncio.gather(
-        *(manager.create(policy=POLICY, name="mine") for _ in range(10)), return_exceptions=True
+        *(manager.create(CALLER, policy=POLICY, name="mine") for _ in range(10)), return_exceptions=True
     )
     assert sum(isinstance(result, Conflict) for result in made) == 9
     assert len(manager) == 1
@@ -88,13 +88,13 @@ async def test_a_create_that_is_wrong_starts_nothing() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
     with pytest.raises(ImageNotFound):
-        await manager.create(policy=POLICY, image="none")
+        await manager.create(CALLER, policy=POLICY, image="none")
     for lifetime in (0, -1, float("inf"), float("nan")):
         with pytest.raises(InvalidRequest):
-            await manager.create(policy=POLICY, lifetime=lifetime)
+            await manager.create(CALLER, policy=POLICY, lifetime=lifetime)
     for env in ({"A=B": ""}, {"": ""}, {"A": "\0"}, {"\0": "x"}, {"A": "\ud800"}):
         with pytest.raises(InvalidRequest):
-            await manager.create(policy=POLICY, env=env)
+            await manager.create(CALLER, policy=POLICY, env=env)
     assert len(manager) == 0
     assert backend.stops == []
 
@@ -111,11 +111,11 @@ async def test_a_create_that_fails_leaves_nothing(step: str) -> None:
 
     backend.fault = fault
     with pytest.raises(LaunchFailed, match=step):
-        await manager.create(policy=POLICY, name="mine")
+        await manager.create(CALLER, policy=POLICY, name="mine")
     assert backend.alive == set()
-    assert manager.environments(ended=True) == []
+    assert manager.environments(CALLER, ended=True) == []
     backend.fault = lambda at, _: None
-    await manager.create(policy=POLICY, name="mine")
+    await manager.create(CALLER, policy=POLICY, name="mine")
 
 
 @asynchronous
@@ -132,11 +132,13 @@ async def test_two_hundred_creates_with_faults_everywhere_leave_only_the_good_on
             raise LaunchFailed(at) if at != "open" else RuntimeError(at)
 
     backend.fault = fault
-    made = await asyncio.gather(*(manager.create(policy=POLICY) for _ in range(200)), return_exceptions=True)
+    made = await asyncio.gather(
+        *(manager.create(CALLER, policy=POLICY) for _ in range(200)), return_exceptions=True
+    )
     good = {result.id for result in made if not isinstance(result, BaseException)}
     assert len(good) == 40
     assert backend.alive == good
-    assert {environment.id for environment in manager.environments(ended=True)} == good
+    assert {environment.id for environment in manager.environments(CALLER, ended=True)} == good
     await manager.delete_all("over")
     assert backend.alive == set()
 
@@ -152,7 +154,7 @@ async def test_a_start_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(backend, "connect", hang)
     with pytest.raises(LaunchFailed, match="did not start"):
-        await manager.create(policy=POLICY)
+        await manager.create(CALLER, policy=POLICY)
     assert backend.alive == set()
 
 
@@ -160,23 +162,23 @@ async def test_a_start_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 async def test_a_hundred_deletes_at_once_remove_once() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(policy=POLICY)
-    assert all(await asyncio.gather(*(manager.delete(environment.id) for _ in range(100))))
+    environment = await manager.create(CALLER, policy=POLICY)
+    assert all(await asyncio.gather(*(manager.delete(CALLER, environment.id) for _ in range(100))))
     assert backend.stops == [environment.id]
     assert backend.alive == set()
     assert environment.info.state == "ended"
     assert environment.info.ended_reason == "deleted"
-    assert await manager.delete(environment.id) is environment
+    assert await manager.delete(CALLER, environment.id) is environment
     with pytest.raises(EnvironmentEnded, match="deleted"):
-        manager.running(environment.id)
+        manager.running(CALLER, environment.id)
 
 
 @asynchronous
 async def test_a_caller_that_is_cancelled_does_not_stop_the_removal() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(policy=POLICY)
-    task = asyncio.create_task(manager.delete(environment.id))
+    environment = await manager.create(CALLER, policy=POLICY)
+    task = asyncio.create_task(manager.delete(CALLER, environment.id))
     await until(lambda: environment.state is State.DELETING)
     task.cancel()
     await asyncio.wait((task,))
@@ -188,9 +190,9 @@ async def test_a_caller_that_is_cancelled_does_not_stop_the_removal() -> None:
 async def test_delete_while_it_is_being_created() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    creating = asyncio.create_task(manager.create(policy=POLICY, name="mine"))
+    creating = asyncio.create_task(manager.create(CALLER, policy=POLICY, name="mine"))
     await until(lambda: bool(backend.alive))
-    await manager.delete("mine")
+    await manager.delete(CALLER, "mine")
     with pytest.raises(EnvironmentEnded):
         await creating
     assert backend.alive == set()
@@ -201,7 +203,7 @@ async def test_delete_while_it_is_being_created() -> None:
 async def test_a_removal_that_fails_is_told_and_tried_again() -> None:
     backend, clock = StubBackend(), StubClock()
     manager = make_manager(backend, clock)
-    environment = await manager.create(policy=POLICY, name="mine")
+    environment = await manager.create(CALLER, policy=POLICY, name="mine")
 
     def fault(at: str, _: str) -> None:
         if at == "stop":
@@ -209,10 +211,10 @@ async def test_a_removal_that_fails_is_told_and_tried_again() -> None:
 
     backend.fault = fault
     with pytest.raises(PlatformError, match="busy mount"):
-        await manager.delete("mine")
+        await manager.delete(CALLER, "mine")
     assert environment.info.state == "deleting"
     with pytest.raises(EnvironmentEnded):
-        manager.running("mine")
+        manager.running(CALLER, "mine")
     clock.advance(module.RETRY_AFTER)
     await until(lambda: len(backend.stops) == 2)
     backend.fault = lambda at, _: None
@@ -226,10 +228,10 @@ async def test_a_removal_that_fails_is_told_and_tried_again() -> None:
 async def test_lifetime_ends_even_what_is_busy_and_idle_time_only_what_is_not() -> None:
     backend, clock = StubBackend(), StubClock()
     manager = make_manager(backend, clock)
-    busy = await manager.create(policy=POLICY, lifetime=100, idle=10)
-    idle = await manager.create(policy=POLICY, lifetime=100, idle=10)
+    busy = await manager.create(CALLER, policy=POLICY, lifetime=100, idle=10)
+    idle = await manager.create(CALLER, policy=POLICY, lifetime=100, idle=10)
     assert busy.executions is not None
-    running = asyncio.create_task(busy.executions.prepare(Command(argv=["sleep"])).run())
+    running = asyncio.create_task(busy.executions.prepare(CALLER, Command(argv=["sleep"])).run())
     await backend.channels[busy.id].nth(1)
     clock.advance(9.9)
     assert idle.info.state == "running"
@@ -250,15 +252,15 @@ async def test_lifetime_ends_even_what_is_busy_and_idle_time_only_what_is_not() 
 async def test_idle_time_counts_from_the_end_of_the_last_use() -> None:
     backend, clock = StubBackend(), StubClock()
     manager = make_manager(backend, clock)
-    environment = await manager.create(policy=POLICY, lifetime=1000, idle=10)
+    environment = await manager.create(CALLER, policy=POLICY, lifetime=1000, idle=10)
     assert environment.executions is not None
-    running = asyncio.create_task(environment.executions.prepare(Command(argv=["sleep"])).run())
+    running = asyncio.create_task(environment.executions.prepare(CALLER, Command(argv=["sleep"])).run())
     process = await backend.channels[environment.id].nth(1)
     clock.advance(25)
     process.end()
     await running
     clock.advance(9)
-    with manager.using(environment.id):
+    async with manager.using(CALLER, environment.id, "file.stat"):
         clock.advance(50)
     clock.advance(9)
     assert environment.info.state == "running"
@@ -270,38 +272,38 @@ async def test_idle_time_counts_from_the_end_of_the_last_use() -> None:
 async def test_a_heartbeat_before_the_end_keeps_it_and_one_after_is_too_late() -> None:
     backend, clock = StubBackend(), StubClock()
     manager = make_manager(backend, clock)
-    environment = await manager.create(policy=POLICY, lifetime=100, idle=1000)
+    environment = await manager.create(CALLER, policy=POLICY, lifetime=100, idle=1000)
     for _ in range(5):
         clock.advance(99.9)
-        await manager.heartbeat(environment.id)
+        await manager.heartbeat(CALLER, environment.id)
     assert environment.info.state == "running"
     clock.advance(100)
     with pytest.raises(EnvironmentEnded, match="lifetime"):
-        await manager.heartbeat(environment.id)
+        await manager.heartbeat(CALLER, environment.id)
     await until(lambda: environment.state is State.ENDED)
     with pytest.raises(EnvironmentEnded, match="lifetime"):
-        await manager.heartbeat(environment.id)
+        await manager.heartbeat(CALLER, environment.id)
 
 
 @asynchronous
 async def test_a_heartbeat_can_shorten_a_life() -> None:
     backend, clock = StubBackend(), StubClock()
     manager = make_manager(backend, clock)
-    environment = await manager.create(policy=POLICY, lifetime=1000, idle=1000)
-    await manager.heartbeat(environment.id, 5)
+    environment = await manager.create(CALLER, policy=POLICY, lifetime=1000, idle=1000)
+    await manager.heartbeat(CALLER, environment.id, 5)
     clock.advance(5)
     assert environment.info.state == "deleting"
     with pytest.raises(InvalidRequest):
-        await manager.heartbeat((await manager.create(policy=POLICY)).id, -1)
+        await manager.heartbeat(CALLER, (await manager.create(CALLER, policy=POLICY)).id, -1)
 
 
 @asynchronous
 async def test_heartbeats_leave_no_timers_behind() -> None:
     clock = StubClock()
     manager = make_manager(StubBackend(), clock)
-    environment = await manager.create(policy=POLICY, lifetime=5000, idle=5000)
+    environment = await manager.create(CALLER, policy=POLICY, lifetime=5000, idle=5000)
     for lifetime in range(2000, 1000, -1):
-        await manager.heartbeat(environment.id, lifetime)
+        await manager.heartbeat(CALLER, environment.id, lifetime)
     assert sum(not timer.canceled for timer in clock.timers) == 1
 
 
@@ -310,7 +312,7 @@ async def test_heartbeats_leave_no_timers_behind() -> None:
 async def test_a_guest_that_dies_is_noticed_and_removed(by: str) -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(policy=POLICY)
+    environment = await manager.create(CALLER, policy=POLICY)
     if by == "wait":
         backend.died[environment.id].set()
     else:
@@ -327,9 +329,9 @@ async def test_a_guest_that_dies_is_noticed_and_removed(by: str) -> None:
 async def test_a_guest_that_died_for_want_of_memory() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(policy=POLICY)
+    environment = await manager.create(CALLER, policy=POLICY)
     assert environment.executions is not None
-    running = asyncio.create_task(environment.executions.prepare(Command(argv=["hog"])).run())
+    running = asyncio.create_task(environment.executions.prepare(CALLER, Command(argv=["hog"])).run())
     await backend.channels[environment.id].nth(1)
     backend.oom_kills += 1
     backend.died[environment.id].set()
@@ -347,17 +349,17 @@ async def test_the_dead_are_remembered_for_a_day_and_no_more_than_a_thousand(
     monkeypatch.setattr(module, "REMEMBER_MAX", 3)
     clock = StubClock()
     manager = make_manager(StubBackend(), clock)
-    made = [await manager.create(policy=POLICY) for _ in range(5)]
+    made = [await manager.create(CALLER, policy=POLICY) for _ in range(5)]
     for environment in made:
-        await manager.delete(environment.id)
-    assert manager.environments() == []
-    assert manager.environments(ended=True) == made[2:]
+        await manager.delete(CALLER, environment.id)
+    assert manager.environments(CALLER) == []
+    assert manager.environments(CALLER, ended=True) == made[2:]
     with pytest.raises(EnvironmentNotFound):
-        manager.find(made[0].id)
+        manager.find(CALLER, made[0].id)
     clock.advance(86401)
-    assert manager.environments(ended=True) == []
+    assert manager.environments(CALLER, ended=True) == []
     with pytest.raises(EnvironmentNotFound):
-        await manager.delete(made[4].id)
+        await manager.delete(CALLER, made[4].id)
 
 
 @asynchronous
@@ -365,8 +367,8 @@ async def test_closing_ends_all_and_takes_no_more() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
     for _ in range(5):
-        await manager.create(policy=POLICY)
-    creating = asyncio.create_task(manager.create(policy=POLICY))
+        await manager.create(CALLER, policy=POLICY)
+    creating = asyncio.create_task(manager.create(CALLER, policy=POLICY))
     await until(lambda: len(manager) == 6)
     await manager.close()
     with pytest.raises(SkerryError):
@@ -374,7 +376,7 @@ async def test_closing_ends_all_and_takes_no_more() -> None:
     assert backend.alive == set()
     assert backend.closed
     with pytest.raises(DaemonUnavailable):
-        await manager.create(policy=POLICY)
+        await manager.create(CALLER, policy=POLICY)
 
 
 @asynchronous
@@ -389,8 +391,8 @@ async def test_what_an_earlier_daemon_left_without_a_record_is_removed() -> None
 async def test_what_nobody_knows_of_is_removed_while_the_daemon_runs_and_nothing_else() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(policy=POLICY)
-    creating = asyncio.create_task(manager.create(policy=POLICY))
+    environment = await manager.create(CALLER, policy=POLICY)
+    creating = asyncio.create_task(manager.create(CALLER, policy=POLICY))
     await until(lambda: len(backend.alive) == 2)
     backend.alive.add("leftover0001")
     await manager.reconcile()

@@ -14,7 +14,16 @@ from skerry.manager.commands import Command
 from skerry.manager.environments import Environment, EnvironmentManager
 from skerry.manager.executions import Executions
 from skerry.models import ExecutionResult, Outcome, State
-from tests.unit.stubs import POLICY, StubBackend, StubChannel, StubProcess, asynchronous, make_manager, until
+from tests.unit.stubs import (
+    CALLER,
+    POLICY,
+    StubBackend,
+    StubChannel,
+    StubProcess,
+    asynchronous,
+    make_manager,
+    until,
+)
 
 Setup = tuple[StubBackend, EnvironmentManager, Environment, Executions, StubChannel]
 
@@ -22,7 +31,7 @@ Setup = tuple[StubBackend, EnvironmentManager, Environment, Executions, StubChan
 async def setup() -> Setup:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(policy=POLICY, env={"A": "1"})
+    environment = await manager.create(CALLER, policy=POLICY, env={"A": "1"})
     assert environment.executions is not None
     return backend, manager, environment, environment.executions, backend.channels[environment.id]
 
@@ -34,7 +43,7 @@ def shell(text: str = "x", **more: object) -> Command:
 @asynchronous
 async def test_output_code_and_usage_come_back() -> None:
     backend, _, environment, executions, channel = await setup()
-    running = asyncio.create_task(executions.prepare(Command(argv=["a", "b c"])).run())
+    running = asyncio.create_task(executions.prepare(CALLER, Command(argv=["a", "b c"])).run())
     process = await channel.nth(1)
     (execution,) = executions.list()
     assert execution.info.command == "a 'b c'"
@@ -62,7 +71,7 @@ async def test_output_code_and_usage_come_back() -> None:
 @asynchronous
 async def test_outcomes(code: int, signal: int | None, outcome: Outcome) -> None:
     _, _, _, executions, channel = await setup()
-    running = asyncio.create_task(executions.prepare(Command(argv=["x"])).run())
+    running = asyncio.create_task(executions.prepare(CALLER, Command(argv=["x"])).run())
     (await channel.nth(1)).end(code, signal)
     result = await running
     assert (result.outcome, result.exit_code) == (outcome, code)
@@ -71,8 +80,10 @@ async def test_outcomes(code: int, signal: int | None, outcome: Outcome) -> None
 @asynchronous
 async def test_commands_of_one_shell_run_in_the_order_in_which_they_came() -> None:
     _, _, _, executions, channel = await setup()
-    tasks = [asyncio.create_task(executions.prepare(shell(str(number))).run()) for number in range(10)]
-    beside = asyncio.create_task(executions.prepare(Command(text="beside", shell="other")).run())
+    tasks = [
+        asyncio.create_task(executions.prepare(CALLER, shell(str(number))).run()) for number in range(10)
+    ]
+    beside = asyncio.create_task(executions.prepare(CALLER, Command(text="beside", shell="other")).run())
     for number in range(10):
         await channel.nth(number + 2)
         mine = [process for process in channel.started if process.start.shell == "main"]
@@ -87,16 +98,19 @@ async def test_commands_of_one_shell_run_in_the_order_in_which_they_came() -> No
 @asynchronous
 async def test_too_many_waiting_for_a_shell_and_too_many_at_once() -> None:
     _, _, environment, executions, channel = await setup()
-    tasks = [asyncio.create_task(executions.prepare(shell()).run()) for _ in range(1 + module.WAITING_MAX)]
+    tasks = [
+        asyncio.create_task(executions.prepare(CALLER, shell()).run()) for _ in range(1 + module.WAITING_MAX)
+    ]
     await channel.nth(1)
     with pytest.raises(Busy, match="64 commands are waiting"):
-        await executions.prepare(shell()).run()
+        await executions.prepare(CALLER, shell()).run()
     assert len(executions.running) == 1 + module.WAITING_MAX
     more = [
-        executions.prepare(Command(argv=["x"])) for _ in range(module.RUNNING_MAX - len(executions.running))
+        executions.prepare(CALLER, Command(argv=["x"]))
+        for _ in range(module.RUNNING_MAX - len(executions.running))
     ]
     with pytest.raises(Busy, match="256 executions"):
-        executions.prepare(Command(argv=["x"]))
+        executions.prepare(CALLER, Command(argv=["x"]))
     tasks += [asyncio.create_task(execution.run()) for execution in more]
     await until(lambda: len(channel.started) == 1 + len(more))
     await environment.backend.stop(environment.id)
@@ -111,7 +125,7 @@ async def test_too_many_waiting_for_a_shell_and_too_many_at_once() -> None:
 @asynchronous
 async def test_one_that_leaves_the_line_is_not_run_and_holds_up_nobody() -> None:
     _, _, _, executions, channel = await setup()
-    prepared = [executions.prepare(shell(str(number))) for number in range(3)]
+    prepared = [executions.prepare(CALLER, shell(str(number))) for number in range(3)]
     tasks = [asyncio.create_task(execution.run()) for execution in prepared]
     first = await channel.nth(1)
     prepared[1].stop(Outcome.CANCELED, "killed on request")
@@ -127,14 +141,14 @@ async def test_one_that_leaves_the_line_is_not_run_and_holds_up_nobody() -> None
 @asynchronous
 async def test_a_timeout_kills() -> None:
     _, _, _, executions, channel = await setup()
-    result = await executions.prepare(shell(timeout=0.01)).run()
+    result = await executions.prepare(CALLER, shell(timeout=0.01)).run()
     assert channel.started[0].killed
     assert (result.outcome, result.exit_code, result.message) == (
         Outcome.TIMED_OUT,
         124,
         "killed after 0.01 s",
     )
-    follower = asyncio.create_task(executions.prepare(shell()).run())
+    follower = asyncio.create_task(executions.prepare(CALLER, shell()).run())
     (await channel.nth(2)).end()
     assert (await follower).ok
 
@@ -142,7 +156,7 @@ async def test_a_timeout_kills() -> None:
 @asynchronous
 async def test_stop_while_it_is_being_started_kills_what_was_started() -> None:
     _, _, _, executions, channel = await setup()
-    execution = executions.prepare(Command(argv=["x"]))
+    execution = executions.prepare(CALLER, Command(argv=["x"]))
     running = asyncio.create_task(execution.run())
     await asyncio.sleep(0)
     execution.stop(Outcome.CANCELED, "the client went away")
@@ -156,7 +170,7 @@ async def test_a_guest_that_does_not_kill_is_not_trusted_any_longer(monkeypatch:
     monkeypatch.setattr(one, "KILL_GRACE", 0.02)
     backend, _, environment, executions, channel = await setup()
     channel.obeys = False
-    result = await executions.prepare(Command(argv=["x"], timeout=0.01)).run()
+    result = await executions.prepare(CALLER, Command(argv=["x"], timeout=0.01)).run()
     assert result.outcome is Outcome.TIMED_OUT
     await until(lambda: environment.state is State.ENDED)
     assert environment.reason == "the guest did not kill what it was told to"
@@ -169,7 +183,7 @@ async def test_an_oom_kill_is_told_by_the_kernels_count_and_not_by_the_guest() -
 
     async def run(kills: int, code: int, signal: int | None) -> tuple[Outcome, int]:
         number = len(channel.started) + 1
-        running = asyncio.create_task(executions.prepare(Command(argv=["x"])).run())
+        running = asyncio.create_task(executions.prepare(CALLER, Command(argv=["x"])).run())
         process = await channel.nth(number)
         backend.oom_kills += kills
         process.end(code, signal)
@@ -186,9 +200,9 @@ async def test_an_oom_kill_is_told_by_the_kernels_count_and_not_by_the_guest() -
 @asynchronous
 async def test_the_peak_is_measured_anew_only_when_nothing_else_runs() -> None:
     backend, _, _, executions, channel = await setup()
-    first = asyncio.create_task(executions.prepare(Command(argv=["x"])).run())
+    first = asyncio.create_task(executions.prepare(CALLER, Command(argv=["x"])).run())
     await channel.nth(1)
-    second = asyncio.create_task(executions.prepare(Command(argv=["x"])).run())
+    second = asyncio.create_task(executions.prepare(CALLER, Command(argv=["x"])).run())
     await channel.nth(2)
     assert backend.resets == 1
     for process in channel.started:
@@ -199,7 +213,7 @@ async def test_the_peak_is_measured_anew_only_when_nothing_else_runs() -> None:
 @asynchronous
 async def test_a_guest_that_goes_away_gives_an_internal_outcome_with_what_it_wrote_before() -> None:
     _, _, environment, executions, channel = await setup()
-    running = asyncio.create_task(executions.prepare(Command(argv=["x"])).run())
+    running = asyncio.create_task(executions.prepare(CALLER, Command(argv=["x"])).run())
     (await channel.nth(1)).emit(b"half")
     channel.break_down("reset")
     result = await running
@@ -211,12 +225,12 @@ async def test_a_guest_that_goes_away_gives_an_internal_outcome_with_what_it_wro
 @asynchronous
 async def test_execute_against_delete_always_gives_an_answer() -> None:
     backend, manager, environment, executions, channel = await setup()
-    tasks = [asyncio.create_task(executions.prepare(shell()).run()) for _ in range(20)]
-    tasks += [asyncio.create_task(executions.prepare(Command(argv=["x"])).run()) for _ in range(20)]
-    background = await executions.start(Command(argv=["x"]))
+    tasks = [asyncio.create_task(executions.prepare(CALLER, shell()).run()) for _ in range(20)]
+    tasks += [asyncio.create_task(executions.prepare(CALLER, Command(argv=["x"])).run()) for _ in range(20)]
+    background = await executions.start(CALLER, Command(argv=["x"]))
     executions.follow(background)
     await channel.nth(5)
-    await manager.delete(environment.id)
+    await manager.delete(CALLER, environment.id)
     for result in await asyncio.gather(*tasks):
         assert result.outcome is Outcome.CANCELED
         assert result.message == "the environment ended: deleted"
@@ -229,7 +243,7 @@ async def test_execute_against_delete_always_gives_an_answer() -> None:
 @asynchronous
 async def test_output_beyond_the_limit_is_cut_even_if_the_guest_does_not() -> None:
     _, _, _, executions, channel = await setup()
-    running = asyncio.create_task(executions.prepare(Command(argv=["x"], output_limit=10)).run())
+    running = asyncio.create_task(executions.prepare(CALLER, Command(argv=["x"], output_limit=10)).run())
     process = await channel.nth(1)
     assert process.start.output_limit == 10
     process.emit(b"0123456")
@@ -245,7 +259,7 @@ async def test_output_beyond_the_limit_is_cut_even_if_the_guest_does_not() -> No
 @asynchronous
 async def test_stdin_is_fed_and_closed() -> None:
     _, _, _, executions, channel = await setup()
-    running = asyncio.create_task(executions.prepare(Command(argv=["cat"], stdin=True)).run(b"data"))
+    running = asyncio.create_task(executions.prepare(CALLER, Command(argv=["cat"], stdin=True)).run(b"data"))
     process = await channel.nth(1)
     await until(lambda: process.stdin_closed)
     assert process.stdin == b"data"
@@ -259,12 +273,12 @@ async def test_a_start_that_fails_frees_its_place() -> None:
     channel.start_error = InvalidRequest("no user 0 here")
     for _ in range(3):
         with pytest.raises(InvalidRequest):
-            await executions.prepare(shell()).run()
+            await executions.prepare(CALLER, shell()).run()
         with pytest.raises(InvalidRequest):
-            await executions.start(Command(argv=["x"]))
+            await executions.start(CALLER, Command(argv=["x"]))
     assert not executions.running
     channel.start_error = None
-    running = asyncio.create_task(executions.prepare(shell()).run())
+    running = asyncio.create_task(executions.prepare(CALLER, shell()).run())
     (await channel.nth(1)).end()
     assert (await running).ok
 
@@ -272,7 +286,7 @@ async def test_a_start_that_fails_frees_its_place() -> None:
 @asynchronous
 async def test_background_executions_are_remembered_with_their_recent_output() -> None:
     _, _, _, executions, channel = await setup()
-    execution = await executions.start(Command(text="loop"))
+    execution = await executions.start(CALLER, Command(text="loop"))
     executions.follow(execution)
     assert executions.find(execution.id) is execution
     process = channel.started[0]
@@ -288,7 +302,7 @@ async def test_background_executions_are_remembered_with_their_recent_output() -
     assert execution.info.state == "ended"
     assert execution.info.outcome == "failed"
     for number in range(module.REMEMBERED_MAX):
-        other = await executions.start(Command(argv=["x"]))
+        other = await executions.start(CALLER, Command(argv=["x"]))
         executions.follow(other)
         channel.started[number + 1].end()
         await other.over()
@@ -300,8 +314,8 @@ async def test_background_executions_are_remembered_with_their_recent_output() -
 @asynchronous
 async def test_signals_stdin_and_sizes_reach_only_what_can_take_them() -> None:
     _, _, _, executions, channel = await setup()
-    plain = await executions.start(Command(argv=["x"]))
-    terminal = await executions.start(Command(argv=["x"], stdin=True, pty=(24, 80)))
+    plain = await executions.start(CALLER, Command(argv=["x"]))
+    terminal = await executions.start(CALLER, Command(argv=["x"], stdin=True, pty=(24, 80)))
     for execution in (plain, terminal):
         executions.follow(execution)
     plain.signal(2)
@@ -329,7 +343,7 @@ async def test_signals_stdin_and_sizes_reach_only_what_can_take_them() -> None:
 @asynchronous
 async def test_a_tap_shows_recent_output_then_live_and_a_slow_one_stops_the_program() -> None:
     _, _, _, executions, channel = await setup()
-    execution = await executions.start(Command(argv=["yes"]))
+    execution = await executions.start(CALLER, Command(argv=["yes"]))
     executions.follow(execution)
     process = channel.started[0]
     process.emit(b"before")
@@ -349,7 +363,7 @@ async def test_a_tap_shows_recent_output_then_live_and_a_slow_one_stops_the_prog
 @asynchronous
 async def test_a_reader_that_goes_away_frees_the_program() -> None:
     _, _, _, executions, channel = await setup()
-    execution = await executions.start(Command(argv=["yes"]))
+    execution = await executions.start(CALLER, Command(argv=["yes"]))
     executions.follow(execution)
     tap = execution.tap()
     for _ in range(20):
@@ -367,7 +381,7 @@ async def test_a_reader_that_goes_away_frees_the_program() -> None:
 async def test_a_killed_execution_ends_although_its_reader_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one, "READER_GRACE", 0.01)
     _, _, environment, executions, channel = await setup()
-    execution = await executions.start(Command(argv=["yes"], timeout=0.01))
+    execution = await executions.start(CALLER, Command(argv=["yes"], timeout=0.01))
     execution.tap()
     executions.follow(execution)
     for _ in range(20):
@@ -389,13 +403,13 @@ async def test_the_log_holds_what_everything_wrote_and_drops_for_slow_followers(
     channel._program = program
     slow = executions.log.read(follow=True)
     for _ in range(10):
-        await executions.prepare(Command(argv=["x"])).run()
+        await executions.prepare(CALLER, Command(argv=["x"])).run()
     kept = [entry async for entry in executions.log.read(follow=False)]
     assert len(kept) == 4
     for _ in range(3):
         assert (await anext(slow)).data == b"x" * 65536
-    await executions.prepare(Command(argv=["x"])).run()
-    await manager.delete(environment.id)
+    await executions.prepare(CALLER, Command(argv=["x"])).run()
+    await manager.delete(CALLER, environment.id)
     rest = [entry async for entry in slow]
     assert [entry.stream for entry in rest] == [1, 0, 1]
     assert b"393216 bytes were dropped" in rest[1].data

@@ -21,9 +21,11 @@ from skerry.manager.commands import Command
 from skerry.manager.environments import Environment, EnvironmentManager
 from skerry.manager.records import Key
 from skerry.models import State
+from skerry.store.audit import Entry
 from tests import histories
 from tests.histories import History
 from tests.unit.stubs import (
+    CALLER,
     POLICY,
     StubBackend,
     StubClock,
@@ -92,7 +94,7 @@ class SlowRecords(StubRecords):
         self._names: dict[str, str] = {}
         self.states: dict[str, str] = {}
 
-    def created(self, environment: Environment) -> asyncio.Future[str | None]:
+    def created(self, environment: Environment, intent: Entry) -> asyncio.Future[str | None]:
         def commit() -> str | None:
             key = environment.key
             if key is not None and key.text in self._keys:
@@ -111,7 +113,9 @@ class SlowRecords(StubRecords):
 
         return self._submit(commit)
 
-    def changed(self, environment: Environment, state: State) -> asyncio.Future[None]:
+    def changed(
+        self, environment: Environment, state: State, entry: Entry | None = None
+    ) -> asyncio.Future[None]:
         def commit() -> None:
             if state is State.ENDED:
                 self._names = {name: id for name, id in self._names.items() if id != environment.id}
@@ -182,7 +186,7 @@ class World:
         with self.history.call("create", key=key, body=body, **options) as call:
             try:
                 made = await self.manager.create(
-                    policy=POLICY, key=Key(key, body) if key else None, **options
+                    CALLER, policy=POLICY, key=Key(key, body) if key else None, **options
                 )
             except SkerryError as error:
                 call.error = error.code
@@ -193,7 +197,7 @@ class World:
     async def delete(self, environment: str) -> None:
         with self.history.call("delete", environment=environment) as call:
             try:
-                await self.manager.delete(environment)
+                await self.manager.delete(CALLER, environment)
             except SkerryError as error:
                 call.error = error.code
             else:
@@ -202,14 +206,14 @@ class World:
     async def heartbeat(self, environment: str, lifetime: float) -> None:
         with self.history.call("heartbeat", environment=environment, lifetime=lifetime) as call:
             try:
-                await self.manager.heartbeat(environment, lifetime)
+                await self.manager.heartbeat(CALLER, environment, lifetime)
             except SkerryError as error:
                 call.error = error.code
 
     async def use(self, environment: str) -> None:
         with self.history.call("use", environment=environment) as call:
             try:
-                with self.manager.using(environment):
+                async with self.manager.using(CALLER, environment, "file.stat"):
                     await self.scheduler.pause()
             except SkerryError as error:
                 call.error = error.code
@@ -217,8 +221,8 @@ class World:
     async def execute(self, environment: str) -> None:
         with self.history.call("execute", environment=environment, word=WORD) as call:
             try:
-                _, executions = self.manager.running(environment)
-                result = await executions.prepare(Command(argv=["work"])).run()
+                _, executions = self.manager.running(CALLER, environment)
+                result = await executions.prepare(CALLER, Command(argv=["work"])).run()
             except SkerryError as error:
                 call.error = error.code
             else:
@@ -227,7 +231,7 @@ class World:
     def look(self) -> None:
         for environment in set(self.made):
             with self.history.call("look", environment=environment) as call:
-                found = self.manager.find(environment)
+                found = self.manager.find(CALLER, environment)
                 call.answer = {"state": str(found.state), "reason": found.reason}
 
 
@@ -325,7 +329,7 @@ async def test_names_and_keys_against_creates_and_deletes(seed: int, failing: fl
     # What could not be removed or written down was tried again: in the end all three agree.
     world.records.failing = 0.0
     await world.scheduler.run([try_again])
-    live = {environment.id for environment in world.manager.environments()}
+    live = {environment.id for environment in world.manager.environments(CALLER)}
     assert world.backend.alive == live
     assert live == {id for id, state in world.records.states.items() if state == "running"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from skerry.backends.base import Backend
 from skerry.backends.fake import FakeBackend
 from skerry.backends.namespace import NamespaceBackend
 from skerry.backends.registry import Registry
+from skerry.daemon.auth import Gate
 from skerry.daemon.http import table
 from skerry.daemon.http.api import Api
 from skerry.daemon.http.operations import Engine
@@ -64,7 +66,8 @@ async def serve(
     database = await Store.open(home.database)
     manager = EnvironmentManager(registry, store, StoredRecords(database, home.identity()))
     stopping = asyncio.Event()
-    engine = Engine(manager, store, home, Readiness(manager, home.path), stopping.set)
+    gate = Gate(database)
+    engine = Engine(manager, store, database, gate, home, Readiness(manager, home.path), stopping.set)
     api = Api(engine, table.OPERATIONS)
     grpc_server = _grpc_server(api, engine, grpc, tls) if grpc else None
     await asyncio.to_thread(store.sweep)
@@ -86,6 +89,7 @@ async def serve(
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     idling = asyncio.create_task(_idle(server, manager, idle_exit, stopping.set)) if idle_exit else None
     sweeping = asyncio.create_task(_sweep(manager))
+    guarding = asyncio.create_task(gate.watch())
     waiting = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -94,6 +98,7 @@ async def serve(
             idling.cancel()
         waiting.cancel()
         sweeping.cancel()
+        guarding.cancel()
         unlisten(home)
         if len(manager):
             what = "left to the next daemon" if keep else "deleted"
@@ -105,6 +110,8 @@ async def serve(
             if grpc_server is not None:
                 await grpc_server.stop()
             await serving
+            with contextlib.suppress(SkerryError):
+                await gate.note_use()
             await database.close()
 
 

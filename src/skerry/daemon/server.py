@@ -21,6 +21,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from skerry.daemon.http.answers import problem
 from skerry.daemon.http.attach import LOST
+from skerry.daemon.peers import CUT, PEER, Peer
 from skerry.errors import Conflict, Denied, InvalidRequest, PlatformError
 from skerry.settings import Home
 
@@ -37,6 +38,11 @@ class Http(HttpToolsProtocol):
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(cast(Transport, transport))
         uid = peer_uid(self.transport)
+        self.app_state = {
+            **self.app_state,
+            PEER: Peer(f"uid {uid}", trusted=True),
+            CUT: self.transport.abort,
+        }
         if uid not in (os.geteuid(), 0):
             log.warning("foreign peer refused", uid=uid)
             self.app = _refuse

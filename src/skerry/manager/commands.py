@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, field
+from typing import Any
 
 from skerry.errors import InvalidRequest
 from skerry.guest.channel import Start
@@ -30,6 +31,8 @@ class Command:
     """The stateful shell that runs `text`; with "", a `sh` of its own does, and nothing of it stays."""
     cwd: str | None = None
     env: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
+    """Variables as well, of which nothing but the names is ever written down."""
     user: str = "appuser"
     timeout: float | None = None
     output_limit: int | None = None
@@ -65,7 +68,10 @@ class Command:
         for item in self.argv or ():
             _check_text(item, "an argument")
         check_variables(self.env)
-        for name in self.env if self.shell else ():
+        check_variables(self.secrets)
+        for name in self.env.keys() & self.secrets.keys():
+            raise InvalidRequest(f"{name!r} is both in env and in secrets")
+        for name in (*self.env, *self.secrets) if self.shell else ():
             if not _IDENTIFIER.fullmatch(name):
                 raise InvalidRequest(f"a shell cannot export a variable with the name {name!r}")
 
@@ -75,12 +81,30 @@ class Command:
         return shlex.join(self.argv) if self.argv is not None else self.text or ""
 
     @property
+    def told(self) -> dict[str, Any]:
+        """What the audit tells of it."""
+        return {
+            "argv": self.argv,
+            "command": self.text,
+            "shell": self.shell or None,
+            "cwd": self.cwd,
+            "env": sorted(self.env) or None,
+            "secrets": sorted(self.secrets) or None,
+            "user": self.user,
+            "timeout": self.timeout,
+            "pty": self.pty is not None or None,
+        }
+
+    @property
     def shell_id(self) -> str:
         """The guest's name for the shell: each user has shells of their own."""
         return self.shell if self.user == "appuser" else f"{self.shell}@{self.user}"
 
-    def start(self, base: dict[str, str]) -> Start:
-        """The guest's request, with the environment's own variables below those of the command."""
+    def start(self, base: dict[str, str], traceparent: str = "") -> Start:
+        """The guest's request, with the environment's own variables below those of the command.
+
+        The trace goes on in a program of its own; a shell would keep it for the commands of others.
+        """
         env = dict(base)
         if self.user != "appuser":
             env["USER"] = env["LOGNAME"] = self.user
@@ -93,12 +117,15 @@ class Command:
                 shell=self.shell_id,
                 cwd=self.cwd,
                 env=env,
-                exports=self.env,
+                exports={**self.env, **self.secrets},
                 uid=uid,
                 stdin=self.stdin,
                 output_limit=self.output_limit,
             )
+        if traceparent:
+            env["TRACEPARENT"] = traceparent
         env |= self.env
+        env |= self.secrets
         return Start(
             argv=self.argv if self.argv is not None else ["/bin/sh", "-c", self.text or ""],
             cwd=self.cwd,
@@ -139,5 +166,5 @@ def _check_text(value: str, what: str) -> None:
     if not value.isascii():
         try:
             value.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"{what} is not valid text") from error
+        except UnicodeEncodeError:  # which holds the value
+            raise InvalidRequest(f"{what} is not valid text") from None

@@ -15,9 +15,11 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Container, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from socket import socket
+from typing import Any
 
 import structlog
 
@@ -30,11 +32,14 @@ from skerry.errors import (
     EnvironmentNotFound,
     InvalidRequest,
     LaunchFailed,
+    QuotaExceeded,
     SkerryError,
 )
 from skerry.guest.channel import Channel
 from skerry.ids import LENGTH
 from skerry.images.store import HOST, Image, ImageStore
+from skerry.manager.audit import CANCELED, Act, Subject, note
+from skerry.manager.caller import Caller
 from skerry.manager.commands import base_variables, check_variables
 from skerry.manager.executions import Executions
 from skerry.manager.reaper import Clock, Lease, Reaper
@@ -63,6 +68,8 @@ class Environment:
     """One environment, live or remembered."""
 
     id: str
+    tenant: str
+    created_by: str
     name: str
     image: Image
     policy: Policy
@@ -77,6 +84,8 @@ class Environment:
     reason: str = ""
     outcome: Outcome = Outcome.CANCELED
     ended_at: float = 0.0
+    used: Usage = field(default_factory=Usage)
+    """What it has used in all, once it has ended."""
     recorded: bool = False
     """Whether its row is in the store."""
     key: Key | None = None
@@ -92,6 +101,10 @@ class Environment:
 
     def busy(self) -> bool:
         return self.uses > 0 or (self.executions is not None and bool(self.executions.running))
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(self.id, self.backend.name, self.isolation, self.image.digest)
 
     @property
     def info(self) -> EnvironmentInfo:
@@ -115,6 +128,14 @@ class Environment:
         )
 
 
+@dataclass(slots=True)
+class Use:
+    """A call under way in an environment. What `told` is given, the audit tells when it ends."""
+
+    channel: Channel
+    told: dict[str, Any] = field(default_factory=dict)
+
+
 class EnvironmentManager:
     """Creates, finds, watches and ends environments."""
 
@@ -134,7 +155,8 @@ class EnvironmentManager:
         self._open_channel = open_channel
         self._reaper = Reaper(self._clock, self._expired)
         self._live: dict[str, Environment] = {}
-        self._names: dict[str, Environment] = {}
+        self._names: dict[tuple[str, str], Environment] = {}
+        """By tenant and name."""
         self._ended: dict[str, Environment] = {}
         self._closing = False
 
@@ -151,6 +173,7 @@ class EnvironmentManager:
             if its is not None and record.ended_reason != NOT_STARTED:
                 environment = self._remembered(record, its)
                 environment.state, environment.reason = State.ENDED, record.ended_reason
+                environment.used = Usage.from_dict(record.usage or {})
                 ago = max(0.0, time.time() - (record.ended_at or 0.0))
                 environment.ended_at = self._clock.time() - ago
                 self._ended[environment.id] = environment
@@ -178,7 +201,7 @@ class EnvironmentManager:
         environment = self._remembered(record, backend)
         self._live[environment.id] = environment
         if environment.name:
-            self._names[environment.name] = environment
+            self._names[environment.tenant, environment.name] = environment
         try:
             if record.boot_id != boot_id():
                 raise EnvironmentNotFound("the host was restarted")
@@ -196,7 +219,10 @@ class EnvironmentManager:
             await self._end(environment, f"lost while no daemon ran: {error.message}", Outcome.INTERNAL)
             return
         self._reaper.watch(environment.id, environment.lease)
-        self._note(self._records.changed(environment, State.RUNNING))
+        recovered = self._by_itself(environment, "environment.recover").entry(
+            "lifecycle", detail={"lost_executions": lost} if lost else {}
+        )
+        note(self._records.changed(environment, State.RUNNING, recovered))
         log.warning("recovered", environment=environment.id, lost_executions=lost)
 
     def _remembered(self, record: EnvironmentRecord, backend: Backend) -> Environment:
@@ -207,6 +233,8 @@ class EnvironmentManager:
             image = replace(self._images.get(HOST), digest=record.image_digest)
         environment = Environment(
             id=record.id,
+            tenant=record.tenant,
+            created_by=record.created_by,
             name=record.name,
             image=image,
             policy=policy_of(record),
@@ -227,8 +255,18 @@ class EnvironmentManager:
             raise DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
         return self._registry.pick(Policy().isolation)[1].isolation
 
+    def act(self, caller: Caller, action: str, **detail: Any) -> Act:
+        """Something that is done to no environment, for the audit."""
+        return Act(self._records, caller, action, None, detail)
+
+    def deny(self, caller: Caller, action: str, error: SkerryError, **detail: Any) -> None:
+        """Write down that a caller was refused something."""
+        act = Act(self._records, caller, action, None, {})
+        note(self._records.audit(caller.tenant, act.entry("denial", error.code, detail=detail)))
+
     async def create(
         self,
+        caller: Caller,
         *,
         policy: Policy,
         image: str = "host",
@@ -242,7 +280,7 @@ class EnvironmentManager:
 
         Raises InvalidRequest, Conflict (the name is taken, or the key was used for something else), ImageNotFound,
         IsolationUnavailable, LaunchFailed, GuestFailed, DiskFull, DaemonUnavailable (it is stopping),
-        StoreUnavailable.
+        QuotaExceeded, StoreUnavailable.
         """
         if self._closing:
             raise DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
@@ -253,13 +291,16 @@ class EnvironmentManager:
                 f"{name!r} is not a name for an environment",
                 hint="a letter or digit, then up to 62 of A-Z a-z 0-9 _ . -",
             )
-        if key is None and name in self._names:  # with a key it may be the one that is meant: the store knows
-            raise Conflict(f"the name {name!r} is taken by environment {self._names[name].id}")
+        taken = self._names.get((caller.tenant, name))
+        if key is None and taken is not None:  # with a key it may be the one that is meant: the store knows
+            raise Conflict(f"the name {name!r} is taken by environment {taken.id}")
         found = self._images.get(image)
         backend, capabilities = self._registry.pick(policy.isolation)
         now = time.time()
         environment = Environment(
             id=backend.reserve(),
+            tenant=caller.tenant,
+            created_by=caller.who,
             name=name,
             image=found,
             policy=policy,
@@ -274,11 +315,23 @@ class EnvironmentManager:
         environment.lease = Lease(self._clock, lifetime, idle, environment.busy)
         self._live[environment.id] = environment
         if name:
-            self._names.setdefault(name, environment)
-        environment.creating = asyncio.create_task(self._start(environment))
+            self._names.setdefault((caller.tenant, name), environment)
+        asked = {
+            "image": found.name,
+            "name": name or None,
+            "lifetime": lifetime,
+            "idle": idle,
+            "env": sorted(environment.variables) or None,
+            **asdict(policy),
+        }
+        act = Act(self._records, caller, "environment.create", environment.subject, asked)
+        environment.creating = asyncio.create_task(self._start(environment, act))
         try:
             await asyncio.shield(environment.creating)
         except Exception as error:
+            act.failed(error)
+            if isinstance(error, QuotaExceeded):
+                self.deny(caller, "environment.create", error, **error.detail)
             log.warning("create failed", environment=environment.id, error=str(error))
             with contextlib.suppress(SkerryError):
                 await self._end(environment, NOT_STARTED, Outcome.INTERNAL)
@@ -287,18 +340,20 @@ class EnvironmentManager:
         if environment.repeats:
             await self._end(environment, "a repetition", Outcome.CANCELED)
             self._ended.pop(environment.id, None)
-            return await self._first(environment.repeats)
+            return await self._first(caller, environment.repeats)
         if environment.state is not State.RUNNING:
+            act.end(CANCELED)
             raise self._gone(environment)
+        act.end("completed")
         return environment
 
-    async def _first(self, environment_id: str) -> Environment:
+    async def _first(self, caller: Caller, environment_id: str) -> Environment:
         """What the first request with a key has made."""
         try:
-            environment = self.find(environment_id)
+            environment = self.find(caller, environment_id)
             if environment.creating is not None:
                 await asyncio.wait((environment.creating,))
-                environment = self.find(environment_id)
+                environment = self.find(caller, environment_id)
         except EnvironmentNotFound:
             raise Conflict(
                 "the first request with this key has failed, or another daemon has served it",
@@ -306,17 +361,29 @@ class EnvironmentManager:
             ) from None
         return environment
 
-    def find(self, ref: str) -> Environment:
-        """By id, name or beginning of an id; live ones first. Raises EnvironmentNotFound, InvalidRequest."""
-        found = self._live.get(ref) or self._names.get(ref)
-        if found is not None:
+    def find(self, caller: Caller, ref: str) -> Environment:
+        """One of the caller's tenant, by id, name or beginning of an id; live ones first.
+
+        Raises EnvironmentNotFound, InvalidRequest.
+        """
+        tenant = caller.tenant
+        found = self._live.get(ref) or self._names.get((tenant, ref))
+        if found is None:
+            self._purge()
+            found = self._ended.get(ref)
+        if found is not None and found.tenant == tenant:
             return found
-        self._purge()
-        if (ended := self._ended.get(ref)) is not None:
-            return ended
+        missing = EnvironmentNotFound(f"no environment {ref!r}", hint="`skerry ls` lists those that run")
+        if found is not None:
+            self.deny(caller, "environment.find", missing, environment_id=ref)
+            raise missing
         if PREFIX_MIN <= len(ref) < LENGTH:
             for table in (self._live, self._ended):
-                matches = [environment for id, environment in table.items() if id.startswith(ref)]
+                matches = [
+                    environment
+                    for id, environment in table.items()
+                    if id.startswith(ref) and environment.tenant == tenant
+                ]
                 if len(matches) > 1:
                     raise InvalidRequest(
                         f"{ref!r} is the beginning of {len(matches)} ids", hint="write more of it"
@@ -324,13 +391,13 @@ class EnvironmentManager:
                 if matches:
                     return matches[0]
         for environment in reversed(self._ended.values()):
-            if ref and environment.name == ref:
+            if ref and environment.name == ref and environment.tenant == tenant:
                 return environment
-        raise EnvironmentNotFound(f"no environment {ref!r}", hint="`skerry ls` lists those that run")
+        raise missing
 
-    def running(self, ref: str) -> tuple[Environment, Executions]:
+    def running(self, caller: Caller, ref: str) -> tuple[Environment, Executions]:
         """One that can be worked with. Raises EnvironmentEnded, Conflict and what `find()` does."""
-        environment = self.find(ref)
+        environment = self.find(caller, ref)
         if environment.state is State.CREATING:
             raise Conflict(
                 f"environment {environment.id} is still being created", hint="try again in a moment"
@@ -339,56 +406,84 @@ class EnvironmentManager:
             raise self._gone(environment)
         return environment, environment.executions
 
-    @contextlib.contextmanager
-    def using(self, ref: str) -> Iterator[Channel]:
-        """The channel of an environment, in use until the block ends. Raises what `running()` does."""
-        environment, executions = self.running(ref)
+    @contextlib.asynccontextmanager
+    async def using(self, caller: Caller, ref: str, action: str, **detail: Any) -> AsyncIterator[Use]:
+        """The channel of an environment, in use until the block ends, for something that the audit tells.
+
+        Raises StoreUnavailable and what `running()` does.
+        """
+        environment, executions = self.running(caller, ref)
+        act = executions.act(caller, action, detail)
+        use = Use(executions.channel)
         environment.uses += 1
         environment.lease.touch()
         try:
-            yield executions.channel
+            await act.begin()
+            if environment.state is not State.RUNNING:
+                raise self._gone(environment)
+            yield use
+        except BaseException as error:
+            act.failed(error)
+            raise
+        else:
+            act.end("completed", **use.told)
         finally:
             environment.uses -= 1
             environment.lease.touch()
 
-    def environments(self, *, ended: bool = False) -> list[Environment]:
-        """All live environments, oldest first; with `ended` those of the last day before them."""
+    def environments(self, caller: Caller, *, ended: bool = False) -> list[Environment]:
+        """All live ones of the caller's tenant, oldest first; with `ended` those of the last day before them."""
         self._purge()
-        return [*(self._ended.values() if ended else ()), *self._live.values()]
+        found = [*(self._ended.values() if ended else ()), *self._live.values()]
+        return [environment for environment in found if environment.tenant == caller.tenant]
 
-    async def heartbeat(self, ref: str, lifetime: float | None = None) -> float:
+    async def heartbeat(self, caller: Caller, ref: str, lifetime: float | None = None) -> float:
         """Live for `lifetime` (or what it was created with) from now; returns the new unix time of its end.
 
         Raises EnvironmentEnded, StoreUnavailable, and what `find()` does.
         """
-        environment, _ = self.running(ref)
+        environment, executions = self.running(caller, ref)
         lifetime = environment.lease.lifetime if lifetime is None else seconds(lifetime, "lifetime")
         environment.lease.extend(lifetime)
         environment.expires_at = time.time() + lifetime
         self._reaper.watch(environment.id, environment.lease)
-        await self._records.changed(environment, State.RUNNING)
+        act = executions.act(caller, "environment.heartbeat", {})
+        extended = act.entry("lifecycle", detail={"lifetime": lifetime})
+        await self._records.changed(environment, State.RUNNING, extended)
         return environment.expires_at
 
-    def enforced(self, ref: str) -> list[Enforcement]:
+    def enforced(self, caller: Caller, ref: str) -> list[Enforcement]:
         """Every limit and protection as the kernel says it is now; nothing any more for one that has ended."""
-        environment = self.find(ref)
+        environment = self.find(caller, ref)
         return environment.backend.enforced(environment.id) if environment.state is State.RUNNING else []
 
-    async def usage(self, ref: str) -> Usage:
-        """What the kernel has counted; nothing any more for one that has ended."""
-        environment = self.find(ref)
+    async def usage(self, caller: Caller, ref: str) -> Usage:
+        """What the kernel has counted; for one that has ended, until then."""
+        environment = self.find(caller, ref)
         if environment.state is not State.RUNNING:
-            return Usage()
+            return environment.used
         return await environment.backend.usage(environment.id)
 
-    async def delete(self, ref: str) -> Environment:
+    async def delete(self, caller: Caller, ref: str) -> Environment:
         """End it and remove every trace; any number of callers, at any time.
 
-        A caller that is cancelled does not stop the removal. Raises EnvironmentNotFound, PlatformError.
+        A caller that is cancelled does not stop the removal, and neither does an audit that cannot be written:
+        removing is the safe direction. Raises EnvironmentNotFound, PlatformError.
         """
-        environment = self.find(ref)
+        environment = self.find(caller, ref)
+        act = Act(self._records, caller, "environment.delete", environment.subject, {})
+        try:
+            await act.begin()
+        except SkerryError as error:
+            log.error("not written down", environment=environment.id, error=str(error))
         if environment.state is not State.ENDED:
-            await self._end(environment, "deleted", Outcome.CANCELED)
+            reason = f"deleted by token {caller.token}" if caller.token else "deleted"
+            try:
+                await self._end(environment, reason, Outcome.CANCELED)
+            except BaseException as error:
+                act.failed(error)
+                raise
+        act.end("completed")
         return environment
 
     async def delete_all(self, reason: str) -> None:
@@ -411,12 +506,9 @@ class EnvironmentManager:
             for backend in self._registry.backends:
                 await backend.close()
 
-    def in_use(self) -> dict[str, list[str]]:
-        """Image digests and the live environments that stand on them. May be called from any thread."""
-        found: dict[str, list[str]] = {}
-        for environment in tuple(self._live.values()):
-            found.setdefault(environment.image.digest, []).append(environment.id)
-        return found
+    def in_use(self) -> set[str]:
+        """The digests of images that live environments stand on. May be called from any thread."""
+        return {environment.image.digest for environment in tuple(self._live.values())}
 
     async def _let_go(self, environment: Environment) -> None:
         if environment.creating is not None:
@@ -431,10 +523,16 @@ class EnvironmentManager:
 
     # ---- the way up ----
 
-    async def _start(self, environment: Environment) -> None:
+    def _by_itself(self, environment: Environment, action: str) -> Act:
+        """What no caller does."""
+        return Act(
+            self._records, Caller(tenant=environment.tenant, peer="daemon"), action, environment.subject, {}
+        )
+
+    async def _start(self, environment: Environment, act: Act) -> None:
         orphan = max(environment.lease.lifetime, ORPHAN_MIN)
         spec = InstanceSpec(environment.id, environment.image, environment.policy, orphan)
-        written = asyncio.create_task(self._write_down(environment))  # as soon as this one has to wait
+        written = asyncio.create_task(self._write_down(environment, act))  # as soon as this one has to wait
         if environment.key is not None:
             await written  # nothing is made for a request that was made before
             if environment.repeats:
@@ -466,13 +564,15 @@ class EnvironmentManager:
             isolation=environment.isolation,
         )
 
-    async def _write_down(self, environment: Environment) -> None:
-        environment.repeats = await self._records.created(environment) or ""
+    async def _write_down(self, environment: Environment, act: Act) -> None:
+        repeats = await act.begin_with(partial(self._records.created, environment))
+        environment.repeats = repeats or ""
         environment.recorded = not environment.repeats
 
     def _serve(self, environment: Environment, instance: Instance, channel: Channel) -> None:
         environment.executions = Executions(
-            environment.id,
+            environment.tenant,
+            environment.subject,
             environment.backend,
             channel,
             self._records,
@@ -526,9 +626,14 @@ class EnvironmentManager:
                 if environment.executions is not None:
                     await environment.executions.end(outcome, f"the environment ended: {environment.reason}")
             finally:
+                with contextlib.suppress(SkerryError):
+                    environment.used = await environment.backend.usage(environment.id)
                 await environment.backend.stop(environment.id)
             if environment.recorded:
-                await self._records.changed(environment, State.ENDED)
+                ended = self._by_itself(environment, "environment.end").entry(
+                    "lifecycle", str(outcome), environment.used, {"reason": environment.reason}
+                )
+                await self._records.changed(environment, State.ENDED, ended)
         except BaseException as error:
             log.error("removal failed, will be tried again", environment=environment.id, error=str(error))
             environment.ending = None
@@ -540,15 +645,11 @@ class EnvironmentManager:
         environment.ended_at = self._clock.time()
         environment.executions = None
         del self._live[environment.id]
-        if self._names.get(environment.name) is environment:
-            del self._names[environment.name]
+        if self._names.get((environment.tenant, environment.name)) is environment:
+            del self._names[environment.tenant, environment.name]
         self._ended[environment.id] = environment
         self._purge()
         log.info("ended", environment=environment.id, reason=environment.reason)
-
-    def _note(self, written: asyncio.Future[None]) -> None:
-        """What nobody waits for, and the next daemon could find out by itself, may fail."""
-        written.add_done_callback(_log_failure)
 
     def _purge(self) -> None:
         old = self._clock.time() - REMEMBER_FOR
@@ -561,11 +662,6 @@ class EnvironmentManager:
     def _gone(self, environment: Environment) -> EnvironmentEnded:
         reason = environment.reason or "deleted"
         return EnvironmentEnded(f"environment {environment.id} has ended: {reason}", hint="create a new one")
-
-
-def _log_failure(written: asyncio.Future[None]) -> None:
-    if not written.cancelled() and (error := written.exception()) is not None:
-        log.error("not written down", error=str(error))
 
 
 def _retrieve(task: asyncio.Future[None]) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skerry.backends.base import Sample
 from skerry.errors import Conflict, GuestFailed, InvalidRequest, SkerryError
 from skerry.guest.channel import Exit, GuestProcess
 from skerry.ids import new_id
+from skerry.manager.audit import Digest
+from skerry.manager.caller import Caller
 from skerry.manager.commands import Command
 from skerry.manager.output import STDERR, STDOUT, Entry, Kept, Tap, joined
 from skerry.models import ExecutionInfo, ExecutionResult, Outcome, Usage
@@ -30,15 +32,17 @@ EXIT_TIMED_OUT, EXIT_INTERNAL, EXIT_KILLED = 124, 125, 137
 class Execution:
     """One run of a command: `begin()`, then `finish()`; `stop()` at any time, from anywhere."""
 
-    def __init__(self, home: Executions, command: Command, kept: Kept) -> None:
+    def __init__(self, home: Executions, caller: Caller, command: Command, kept: Kept) -> None:
         self.id = new_id()
+        self.caller = caller
         self.command = command
         self.started_at = time.time()
         self.kept = kept
         self.result: ExecutionResult | None = None
         self.ended: asyncio.Future[ExecutionResult] = asyncio.get_running_loop().create_future()
         self._home = home
-        self._start = command.start(home.variables)
+        self._start = command.start(home.variables, caller.traceparent)
+        self._act = home.act(caller, "execution", {"execution_id": self.id, **command.told})
         self._process: GuestProcess | None = None
         self._line: Line | None = None
         self._place: asyncio.Future[bool] | None = None
@@ -46,7 +50,8 @@ class Execution:
         self._killer: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._taps: list[Tap] = []
-        self._sizes = {STDOUT: 0, STDERR: 0}
+        self._fed = Digest()
+        self._seen = {STDOUT: Digest(), STDERR: Digest()}
         self._before = Sample(None, 0)
         self._began = 0.0
         self.lasting = False
@@ -58,6 +63,7 @@ class Execution:
     ) -> Execution:
         """One that an earlier daemon began; to be followed to its end."""
         detail = record.detail
+        caller = Caller(tenant=home.tenant, **detail["caller"])
         command = Command(
             text=record.command,
             user=detail["user"],
@@ -65,8 +71,9 @@ class Execution:
             pty=detail["pty"] and tuple(detail["pty"]),
             timeout=detail["timeout"],
         )
-        execution = cls(home, command, kept)
+        execution = cls(home, caller, command, kept)
         execution.id, execution.started_at, execution.lasting = record.id, record.started_at, True
+        execution._act = home.act(caller, "execution", {}, begun=True)
         execution._process, execution._before = process, home.sample()
         ran = max(0.0, time.time() - record.started_at)
         execution._began = time.monotonic() - ran
@@ -97,7 +104,9 @@ class Execution:
     @property
     def kept_from(self) -> int:
         """How many bytes of its output, of both streams together, came before those that are kept."""
-        return sum(self._sizes.values()) - sum(len(entry.data) for entry in self.kept.entries())
+        return sum(seen.size for seen in self._seen.values()) - sum(
+            len(entry.data) for entry in self.kept.entries()
+        )
 
     async def run(self, stdin: bytes | None = None) -> ExecutionResult:
         """From begin to end, with `stdin` fed to it. Raises what `begin()` does."""
@@ -112,10 +121,11 @@ class Execution:
     async def begin(self) -> None:
         """Wait for the shell's turn and start the program. A program that does not exist is no error.
 
-        Raises Busy, InvalidRequest, GuestFailed.
+        Raises Busy, InvalidRequest, GuestFailed, StoreUnavailable.
         """
         home = self._home
         try:
+            await self._act.begin()
             if self.command.shell and not await self._turn():
                 return
             if len(home.running) == 1:
@@ -127,6 +137,7 @@ class Execution:
         except BaseException as error:
             if isinstance(error, GuestFailed) and self._cause is not None:
                 return  # the environment went away: `finish()` says so
+            self._act.failed(error)
             self._leave()
             self.ended.cancel()
             raise
@@ -156,6 +167,7 @@ class Execution:
             self._process.forget()
         result = await self._conclude(exit, lost)
         self.result = result
+        self._tell(result)
         self._leave()
         self.ended.set_result(result)
         return result
@@ -192,7 +204,9 @@ class Execution:
 
     async def write(self, data: bytes) -> None:
         """Feed stdin; waits while the program does not read. Raises Conflict, GuestFailed."""
-        await self._input().write(data)
+        process = self._input()
+        self._fed.update(data)
+        await process.write(data)
 
     async def close_stdin(self) -> None:
         """Raises Conflict, GuestFailed."""
@@ -233,12 +247,25 @@ class Execution:
 
     async def _emit(self, stream: int, data: bytes) -> None:
         entry = Entry(time.time(), self.id, stream, data)
-        self._sizes[stream] += len(data)
+        self._seen[stream].update(data)
         self.kept.add(entry)
         self._home.log.add(entry)
         if self._taps:
             for tap in tuple(self._taps):
                 await tap.put(entry)
+
+    def _tell(self, result: ExecutionResult) -> None:
+        """To the audit. The hash of output is of what was passed on, which is all unless there was a limit."""
+        detail: dict[str, Any] = {
+            "execution_id": self.id,
+            "exit_code": result.exit_code,
+            "duration_seconds": result.duration_seconds,
+            "stdout": {**self._seen[STDOUT].told(), "size": result.stdout_size},
+            "stderr": {**self._seen[STDERR].told(), "size": result.stderr_size},
+        }
+        if self.command.stdin:
+            detail["stdin"] = self._fed.told()
+        self._act.end(str(result.outcome), result.usage, **detail)
 
     async def _feed(self, data: bytes) -> None:
         # A program may end, or close its stdin, without reading everything.
@@ -296,8 +323,8 @@ class Execution:
             exit_code=code,
             stdout_bytes=joined(entries, STDOUT),
             stderr_bytes=joined(entries, STDERR),
-            stdout_size=max(self._sizes[STDOUT], exit.stdout_size if exit is not None else 0),
-            stderr_size=max(self._sizes[STDERR], exit.stderr_size if exit is not None else 0),
+            stdout_size=max(self._seen[STDOUT].size, exit.stdout_size if exit is not None else 0),
+            stderr_size=max(self._seen[STDERR].size, exit.stderr_size if exit is not None else 0),
             duration_seconds=duration,
             usage=usage,
             message=message,

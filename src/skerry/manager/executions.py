@@ -12,6 +12,8 @@ from typing import Any
 from skerry.backends.base import Backend, Sample
 from skerry.errors import Busy, ExecutionNotFound, SkerryError
 from skerry.guest.channel import Channel
+from skerry.manager.audit import Act, Subject
+from skerry.manager.caller import Caller
 from skerry.manager.commands import OUTPUT_LIMIT, Command
 from skerry.manager.execution import READER_GRACE, Execution
 from skerry.manager.output import Head, Kept, Log, Recent
@@ -67,7 +69,8 @@ class Executions:
 
     def __init__(
         self,
-        environment_id: str,
+        tenant: str,
+        subject: Subject,
         backend: Backend,
         channel: Channel,
         records: Records,
@@ -76,7 +79,9 @@ class Executions:
         touch: Callable[[], None],
         lost: Callable[[str], None],
     ) -> None:
-        self.environment_id = environment_id
+        self.tenant = tenant
+        self.environment_id = subject.environment_id
+        self._subject = subject
         self.backend = backend
         self.channel = channel
         self._records = records
@@ -92,17 +97,21 @@ class Executions:
         self._lines: dict[str, Line] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def prepare(self, command: Command) -> Execution:
+    def act(self, caller: Caller, action: str, detail: dict[str, Any], *, begun: bool = False) -> Act:
+        """Something that is done here, for the audit."""
+        return Act(self._records, caller, action, self._subject, detail, begun=begun)
+
+    def prepare(self, caller: Caller, command: Command) -> Execution:
         """One to `run()`; its result holds the first `output_limit` bytes of each stream. Raises Busy."""
         limit = command.output_limit
-        return self._admit(command, Head(OUTPUT_LIMIT if limit is None else limit))
+        return self._admit(caller, command, Head(OUTPUT_LIMIT if limit is None else limit))
 
-    async def start(self, command: Command) -> Execution:
+    async def start(self, caller: Caller, command: Command) -> Execution:
         """Start in the background; recent output is kept, and the next daemon takes it over should this one end.
 
         Raises Busy, InvalidRequest, GuestFailed, StoreUnavailable.
         """
-        execution = self._admit(command, Recent(RECENT_LIMIT))
+        execution = self._admit(caller, command, Recent(RECENT_LIMIT))
         execution.lasting = True
         await execution.begin()
         try:
@@ -226,12 +235,12 @@ class Executions:
                 task.cancel()
         self.log.close()
 
-    def _admit(self, command: Command, kept: Kept) -> Execution:
+    def _admit(self, caller: Caller, command: Command, kept: Kept) -> Execution:
         if len(self.running) >= RUNNING_MAX:
             raise Busy(
                 f"{RUNNING_MAX} executions are running in this environment", hint="wait for some to end"
             )
-        execution = Execution(self, command, kept)
+        execution = Execution(self, caller, command, kept)
         self.running[execution.id] = execution
         return execution
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from skerry.models import Outcome, State
 from skerry.policy import Limits, Policy
-from skerry.store import Connection, Store, environments, executions
+from skerry.store import Connection, Store, audit, environments, executions, quotas
+from skerry.store.audit import Entry
 from skerry.store.environments import EnvironmentRecord
 from skerry.store.executions import ExecutionRecord
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from skerry.manager.environments import Environment
     from skerry.manager.execution import Execution
 
-TENANT = "default"
 NOT_STARTED = "it could not be started"
 REMEMBERED = 1000
 _LIVE = (State.CREATING, State.RUNNING, State.DELETING)
@@ -39,14 +39,21 @@ class Key:
 class Records(Protocol):
     """All that write may raise StoreUnavailable. They take effect in the order of the calls, awaited or not."""
 
-    def created(self, environment: Environment) -> asyncio.Future[str | None]:
+    def created(self, environment: Environment, intent: Entry) -> asyncio.Future[str | None]:
         """None, or the id of the environment that an earlier request with the same key has made.
 
-        Raises Conflict when somebody else has the name, or when that request asked for something else.
+        Raises Conflict when another one of its tenant has the name, or when that request asked for something else;
+        QuotaExceeded. Then the intent is not written down either.
         """
         ...
 
-    def changed(self, environment: Environment, state: State) -> asyncio.Future[None]: ...
+    def changed(
+        self, environment: Environment, state: State, entry: Entry | None = None
+    ) -> asyncio.Future[None]:
+        """Its new state, and what the audit shall tell of it."""
+        ...
+
+    def audit(self, tenant: str, entry: Entry) -> asyncio.Future[None]: ...
 
     def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]: ...
 
@@ -86,10 +93,10 @@ class StoredRecords:
         self._host = host
         self._boot = boot_id()
 
-    def created(self, environment: Environment) -> asyncio.Future[str | None]:
+    def created(self, environment: Environment, intent: Entry) -> asyncio.Future[str | None]:
         record = EnvironmentRecord(
             id=environment.id,
-            tenant=TENANT,
+            tenant=environment.tenant,
             host=self._host,
             backend=environment.backend.name,
             name=environment.name,
@@ -109,6 +116,7 @@ class StoredRecords:
             expires_at=environment.expires_at,
             boot_id=self._boot,
             instance={"expires": since_boot() + environment.lease.remaining},
+            created_by=environment.created_by,
         )
         key = environment.key
 
@@ -116,7 +124,7 @@ class StoredRecords:
             if key is not None:
                 first = environments.claim_key(
                     tx,
-                    tenant=TENANT,
+                    tenant=record.tenant,
                     key=key.text,
                     body_hash=key.request,
                     environment_id=record.id,
@@ -124,12 +132,16 @@ class StoredRecords:
                 )
                 if first is not None:
                     return first
+            quotas.check(tx, record.tenant, cpus=record.cpus, memory=record.memory)
             environments.insert(tx, record)
+            audit.append(tx, record.tenant, (intent,))
             return None
 
         return self._store.write(work)
 
-    def changed(self, environment: Environment, state: State) -> asyncio.Future[None]:
+    def changed(
+        self, environment: Environment, state: State, entry: Entry | None = None
+    ) -> asyncio.Future[None]:
         now = time.time()
         values: dict[str, Any] = {
             "lifetime": environment.lease.lifetime,
@@ -143,8 +155,9 @@ class StoredRecords:
                 "ended_at": now,
                 "ended_reason": environment.reason,
                 "outcome": str(environment.outcome),
+                "usage": environment.used.to_dict(),
             }
-        id_, key = environment.id, environment.key
+        id_, tenant, key = environment.id, environment.tenant, environment.key
         failed = environment.reason == NOT_STARTED
 
         def work(tx: Connection) -> None:
@@ -152,12 +165,20 @@ class StoredRecords:
             if ended:
                 executions.mark_lost(tx, [id_], now=now)
             if ended and failed and key is not None:
-                environments.release_key(tx, tenant=TENANT, key=key.text, environment_id=id_)
+                environments.release_key(tx, tenant=tenant, key=key.text, environment_id=id_)
+            if entry is not None:
+                audit.append(tx, tenant, (entry,))
+
+        return self._store.write(work)
+
+    def audit(self, tenant: str, entry: Entry) -> asyncio.Future[None]:
+        def work(tx: Connection) -> None:
+            audit.append(tx, tenant, (entry,))
 
         return self._store.write(work)
 
     def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]:
-        command = execution.command
+        command, caller = execution.command, execution.caller
         record = ExecutionRecord(
             id=execution.id,
             environment_id=environment_id,
@@ -168,6 +189,12 @@ class StoredRecords:
                 "pty": command.pty,
                 "user": command.user,
                 "timeout": command.timeout,
+                "caller": {
+                    "token": caller.token,
+                    "peer": caller.peer,
+                    "request_id": caller.request_id,
+                    "traceparent": caller.traceparent,
+                },
             },
             started_at=execution.started_at,
         )

@@ -19,6 +19,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from skerry.store.connection import Connection
@@ -27,6 +28,7 @@ from skerry.store.table import MOST_OF_A_PAGE, Table, Where, canonical, page_siz
 if TYPE_CHECKING:
     from skerry.store.store import Store
 
+PAGE = 500
 _START = "0" * 64
 
 
@@ -132,62 +134,45 @@ def verify(tx: Connection, tenant: str, remembered: Head | None = None) -> Broke
     return None
 
 
-def tail(tx: Connection, tenant: str, *, after: int | None = None, limit: int = 100) -> list[AuditRow]:
-    """The first `limit` rows after row `after`; the last ones of all when it is None. The oldest first."""
-    if after is None:
-        after = max(0, head(tx, tenant).seq - page_size(limit))
-    return search(tx, tenant, after=after, limit=limit)
-
-
 def search(
-    tx: Connection,
-    tenant: str,
-    *,
-    kind: str | None = None,
-    action: str | None = None,
-    environment_id: str | None = None,
-    token: str | None = None,
-    request_id: str | None = None,
-    trace_id: str | None = None,
-    outcome: str | None = None,
-    since: float | None = None,
-    until: float | None = None,
-    after: int = 0,
-    limit: int = 100,
+    tx: Connection, tenant: str, *, after: int = 0, limit: int = 100, **filters: Any
 ) -> list[AuditRow]:
-    """The first rows after row `after` that fit, the oldest first; `since` is included, `until` is not."""
-    where = Where().equal(
-        tenant=tenant,
-        kind=kind,
-        action=action,
-        environment_id=environment_id,
-        token=token,
-        request_id=request_id,
-        trace_id=trace_id,
-        outcome=outcome,
-    )
-    where.add("seq > :after", after=after)
-    if since is not None:
-        where.add("at >= :since", since=since)
-    if until is not None:
-        where.add("at < :until", until=until)
+    """The first rows after row `after` that fit, the oldest first. For the filters see `_fitting`."""
+    where = _fitting(tenant, **filters).add("seq > :after", after=after)
     return _table.select(
         tx, f"{where} ORDER BY seq LIMIT :size", {**where.parameters, "size": page_size(limit)}
     )
 
 
-async def export(store: Store, tenant: str, **filters: Any) -> AsyncIterator[AuditRow]:
-    """All rows that fit the filters of `search`, page by page: a long export holds no transaction open."""
-    after = filters.pop("after", 0)
-    while True:
-        page = await store.read(
-            lambda tx, after=after: search(tx, tenant, after=after, limit=MOST_OF_A_PAGE, **filters)  # type: ignore[misc]
-        )
-        for row in page:
-            yield row
-        if len(page) < MOST_OF_A_PAGE:
-            return
+async def pages(
+    store: Store, tenant: str, *, after: int = 0, **filters: Any
+) -> AsyncIterator[list[AuditRow]]:
+    """All that `search` finds. No transaction is open while a page is looked at."""
+    while page := await store.read(partial(search, tenant=tenant, after=after, limit=PAGE, **filters)):
+        yield page
         after = page[-1].seq
+
+
+def place_before(tx: Connection, tenant: str, last: int, **filters: Any) -> int:
+    """The `after` with which `search` gives the last so many rows that fit."""
+    where = _fitting(tenant, **filters)
+    found = tx.rows(
+        f"SELECT seq FROM audit {where} ORDER BY seq DESC LIMIT 1 OFFSET :last",
+        {**where.parameters, "last": last},
+    )
+    return int(found[0][0]) if found else 0
+
+
+def _fitting(
+    tenant: str, *, since: float | None = None, until: float | None = None, **equal: str | None
+) -> Where:
+    """`since` is included, `until` is not; all others are columns and what must be in them, None for anything."""
+    where = Where().equal(tenant=tenant, **equal)
+    if since is not None:
+        where.add("at >= :since", since=since)
+    if until is not None:
+        where.add("at < :until", until=until)
+    return where
 
 
 def _link(previous: str, values: dict[str, Any]) -> str:

@@ -117,6 +117,26 @@ class ExecuteRequest(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SecretsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ENVIRONMENT_ID_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
     ARGV_FIELD_NUMBER: _builtins.int
@@ -127,6 +147,7 @@ class ExecuteRequest(_message.Message):
     CWD_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
     USER_FIELD_NUMBER: _builtins.int
+    SECRETS_FIELD_NUMBER: _builtins.int
     environment_id: _builtins.str
     command: _builtins.str
     """Text for a shell that remembers: working directory, variables, functions."""
@@ -147,6 +168,10 @@ class ExecuteRequest(_message.Message):
 
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Variables as well, of which nothing but the names is ever written down."""
+
     def __init__(
         self,
         *,
@@ -160,10 +185,11 @@ class ExecuteRequest(_message.Message):
         cwd: _builtins.str | None = ...,
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         user: _builtins.str | None = ...,
+        secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_output_limit", b"_output_limit", "_shell", b"_shell", "_stdin", b"_stdin", "_timeout", b"_timeout", "_user", b"_user", "command", b"command", "cwd", b"cwd", "output_limit", b"output_limit", "shell", b"shell", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_output_limit", b"_output_limit", "_shell", b"_shell", "_stdin", b"_stdin", "_timeout", b"_timeout", "_user", b"_user", "argv", b"argv", "command", b"command", "cwd", b"cwd", "env", b"env", "environment_id", b"environment_id", "output_limit", b"output_limit", "shell", b"shell", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_output_limit", b"_output_limit", "_shell", b"_shell", "_stdin", b"_stdin", "_timeout", b"_timeout", "_user", b"_user", "argv", b"argv", "command", b"command", "cwd", b"cwd", "env", b"env", "environment_id", b"environment_id", "output_limit", b"output_limit", "secrets", b"secrets", "shell", b"shell", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__command: _TypeAlias = _typing.Literal["command"]  # noqa: Y015
     _WhichOneofArgType__command: _TypeAlias = _typing.Literal["_command", b"_command"]  # noqa: Y015
@@ -305,6 +331,26 @@ class StartExecutionRequest(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SecretsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ENVIRONMENT_ID_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
     ARGV_FIELD_NUMBER: _builtins.int
@@ -314,6 +360,7 @@ class StartExecutionRequest(_message.Message):
     CWD_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
     USER_FIELD_NUMBER: _builtins.int
+    SECRETS_FIELD_NUMBER: _builtins.int
     environment_id: _builtins.str
     command: _builtins.str
     """Text for `sh -c`."""
@@ -335,6 +382,10 @@ class StartExecutionRequest(_message.Message):
 
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Variables as well, of which nothing but the names is ever written down."""
+
     def __init__(
         self,
         *,
@@ -347,10 +398,11 @@ class StartExecutionRequest(_message.Message):
         cwd: _builtins.str | None = ...,
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         user: _builtins.str | None = ...,
+        secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_timeout", b"_timeout", "_user", b"_user", "command", b"command", "cwd", b"cwd", "pty", b"pty", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_timeout", b"_timeout", "_user", b"_user", "argv", b"argv", "command", b"command", "cwd", b"cwd", "env", b"env", "environment_id", b"environment_id", "pty", b"pty", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_timeout", b"_timeout", "_user", b"_user", "argv", b"argv", "command", b"command", "cwd", b"cwd", "env", b"env", "environment_id", b"environment_id", "pty", b"pty", "secrets", b"secrets", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__command: _TypeAlias = _typing.Literal["command"]  # noqa: Y015
     _WhichOneofArgType__command: _TypeAlias = _typing.Literal["_command", b"_command"]  # noqa: Y015
@@ -817,6 +869,26 @@ class Opening(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SecretsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ENVIRONMENT_ID_FIELD_NUMBER: _builtins.int
     EXECUTION_ID_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
@@ -827,6 +899,7 @@ class Opening(_message.Message):
     CWD_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
     USER_FIELD_NUMBER: _builtins.int
+    SECRETS_FIELD_NUMBER: _builtins.int
     environment_id: _builtins.str
     execution_id: _builtins.str
     """One that runs; instead of all that follows."""
@@ -841,6 +914,10 @@ class Opening(_message.Message):
     def pty(self) -> Global___Terminal: ...
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Variables as well, of which nothing but the names is ever written down."""
+
     def __init__(
         self,
         *,
@@ -854,10 +931,11 @@ class Opening(_message.Message):
         cwd: _builtins.str | None = ...,
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         user: _builtins.str | None = ...,
+        secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_execution_id", b"_execution_id", "_timeout", b"_timeout", "_user", b"_user", "command", b"command", "cwd", b"cwd", "execution_id", b"execution_id", "pty", b"pty", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_execution_id", b"_execution_id", "_timeout", b"_timeout", "_user", b"_user", "argv", b"argv", "command", b"command", "cwd", b"cwd", "env", b"env", "environment_id", b"environment_id", "execution_id", b"execution_id", "pty", b"pty", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_execution_id", b"_execution_id", "_timeout", b"_timeout", "_user", b"_user", "argv", b"argv", "command", b"command", "cwd", b"cwd", "env", b"env", "environment_id", b"environment_id", "execution_id", b"execution_id", "pty", b"pty", "secrets", b"secrets", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__command: _TypeAlias = _typing.Literal["command"]  # noqa: Y015
     _WhichOneofArgType__command: _TypeAlias = _typing.Literal["_command", b"_command"]  # noqa: Y015

@@ -26,7 +26,7 @@ from skerry.errors import InvalidRequest, PlatformError, SkerryError, Unauthoriz
 
 FIRST_SECONDS = 10.0
 """Within this time a call that sends many messages sends its first, which has what the gate looks at."""
-PASSED_ON = ("authorization", "traceparent", "tracestate")
+PASSED_ON = ("authorization", "skerry-tenant", "traceparent")
 GIVEN_BACK = b"x-request-id"
 
 Context = ServicerContext[Any, Any]

@@ -17,11 +17,22 @@ from starlette.types import Scope
 from skerry.daemon.grpc.messages import to_json
 from skerry.daemon.http.operations import JSON, Operation
 from skerry.errors import InvalidRequest
-from skerry.v1 import daemon_pb2, environments_pb2, executions_pb2, files_pb2, images_pb2
+from skerry.v1 import (
+    audit_pb2,
+    daemon_pb2,
+    environments_pb2,
+    executions_pb2,
+    files_pb2,
+    images_pb2,
+    tenants_pb2,
+)
 
 SERVICES: tuple[ServiceDescriptor, ...] = tuple(
     service
-    for module in (environments_pb2, executions_pb2, files_pb2, images_pb2, daemon_pb2)
+    for module in (
+        *(environments_pb2, executions_pb2, files_pb2, images_pb2),
+        *(tenants_pb2, audit_pb2, daemon_pb2),
+    )
     for service in module.DESCRIPTOR.services_by_name.values()
 )
 DATA = "data"

@@ -12,7 +12,7 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from skerry.errors import SkerryError
+from skerry.errors import MethodNotAllowed, SkerryError, Unauthorized
 
 log = structlog.get_logger(component="daemon")
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -34,9 +34,14 @@ RETRY_AFTER = "1"
 """Seconds after which it is worth trying again what can succeed later."""
 
 
-def problem(error: SkerryError, headers: dict[str, str] | None = None) -> Response:
+def problem(error: SkerryError) -> Response:
+    headers = {}
     if error.retryable:
-        headers = {**(headers or {}), "retry-after": RETRY_AFTER}
+        headers["retry-after"] = RETRY_AFTER
+    if isinstance(error, MethodNotAllowed):
+        headers["allow"] = error.detail["allow"]
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
     return Response(_encode(error.to_dict()), error.status, headers, media_type="application/problem+json")
 
 
@@ -83,6 +88,13 @@ async def followed(first: bytes, chunks: AsyncGenerator[bytes, None]) -> AsyncGe
             yield first
         async for chunk in chunks:
             yield chunk
+
+
+async def exhaust(chunks: AsyncGenerator[bytes, None]) -> None:
+    """Let it come to its end by itself, when nothing is left but that."""
+    async with contextlib.aclosing(chunks):
+        async for _ in chunks:
+            pass
 
 
 async def disconnected(receive: Receive) -> None:

@@ -6,7 +6,9 @@ all others as `internal`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
+from secrets import token_hex
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,7 +20,9 @@ from starlette.websockets import WebSocket
 from skerry.daemon.http.answers import log, problem
 from skerry.daemon.http.operations import JSON, Call, Engine, Operation
 from skerry.daemon.http.requests import query, read_json
+from skerry.daemon.peers import peer_of
 from skerry.errors import (
+    Denied,
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
@@ -26,6 +30,10 @@ from skerry.errors import (
     SkerryError,
     UnsupportedMediaType,
 )
+from skerry.manager.caller import Caller
+
+STRANGERS_EVERY = 1.0
+"""Seconds between two rows in the audit for requests without a valid token."""
 
 
 class _Node:
@@ -46,6 +54,8 @@ class Api:
     def __init__(self, engine: Engine, operations: Iterable[Operation]) -> None:
         self._engine = engine
         self._root = _Node()
+        self._stranger = 0.0
+        self._strangers = 0
         for operation in operations:
             self._add(operation)
 
@@ -63,41 +73,41 @@ class Api:
         node.methods[operation.method] = operation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = token_hex(8)
         if scope["type"] == "websocket":
-            await self._websocket(scope, receive, send)
+            await self._websocket(scope, receive, send, request_id)
             return
         try:
-            answer = await self._answer(scope, receive)
+            operation, arguments = self._operation(scope)
+            if operation.websocket:
+                raise InvalidRequest(
+                    f"{scope['path']} is a WebSocket", hint="ask for an upgrade of the connection"
+                )
+            caller = await self._admit(scope, operation, request_id)
         except SkerryError as error:
-            answer = problem(error)
-        except ClientDisconnect:
-            answer = Response(status_code=400)
-        except Exception as error:
-            log.exception("request failed", method=scope["method"], path=scope["path"])
-            answer = problem(_internal(error))
-        await answer(scope, receive, send)
+            await _identified(problem(error), request_id)(scope, receive, send)
+            return
+        with self._engine.gate.under_way(caller, scope):
+            try:
+                answer = await self._answer(Call(self._engine, caller, scope, receive), operation, arguments)
+            except SkerryError as error:
+                answer = problem(error)
+            except ClientDisconnect:
+                answer = Response(status_code=400)
+            except Exception as error:
+                log.exception("request failed", operation=operation.name, request=request_id)
+                answer = problem(_internal(error))
+            await _identified(answer, request_id)(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Response:
-        node, arguments = self._find(scope)
-        operation = node.methods.get(scope["method"])
-        if operation is None:
-            allowed = ", ".join(node.methods)
-            refusal = MethodNotAllowed(
-                f"{scope['method']} {scope['path']} is not possible", hint=f"use {allowed}"
-            )
-            return problem(refusal, {"allow": allowed})
-        if operation.websocket:
-            raise InvalidRequest(
-                f"{scope['path']} is a WebSocket", hint="ask for an upgrade of the connection"
-            )
-        call = Call(self._engine, scope, receive)
-        if scope["query_string"] or operation.query:
+    async def _answer(self, call: Call, operation: Operation, arguments: dict[str, Any]) -> Response:
+        raw_query = call.scope["query_string"]
+        if raw_query or operation.query:
             arguments |= operation.defaults
-            arguments |= query(scope["query_string"], operation.query)
+            arguments |= query(raw_query, operation.query)
         if operation.body is not None or operation.uploads:
             given = call.media_type()
             if operation.body is not None and given in ("", JSON):
-                arguments["body"] = await read_json(receive, operation.body)
+                arguments["body"] = await read_json(call.receive, operation.body)
             elif given and given not in operation.uploads:
                 raise _unsupported(operation, given)
             elif operation.body is not None:
@@ -105,17 +115,60 @@ class Api:
         answer: Response = await operation.handler(call, **arguments)
         return answer
 
-    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         websocket = WebSocket(scope, receive, send)
         try:
-            node, arguments = self._find(scope)
-            operation = node.methods.get("GET")
-            if operation is None or not operation.websocket:
+            operation, arguments = self._operation({**scope, "method": "GET"})
+            if not operation.websocket:
                 raise InvalidRequest(f"{scope['path']} is no WebSocket")
+            caller = await self._admit(scope, operation, request_id)
         except SkerryError as error:
-            await websocket.send_denial_response(problem(error))
+            await websocket.send_denial_response(_identified(problem(error), request_id))
             return
-        await operation.handler(self._engine, websocket, **arguments)
+        with self._engine.gate.under_way(caller, scope):
+            await operation.handler(Call(self._engine, caller, scope, receive), websocket, **arguments)
+
+    async def _admit(self, scope: Scope, operation: Operation, request_id: str) -> Caller:
+        """Raises Unauthorized, Denied, InvalidRequest, StoreUnavailable."""
+        if not operation.verb:
+            return Caller(verbs=frozenset(), peer=peer_of(scope).address, request_id=request_id)
+        try:
+            caller = await self._engine.gate.caller(scope, request_id)
+        except Denied as error:
+            self._note_stranger(scope, operation, request_id, error)
+            raise
+        if operation.verb not in caller.verbs:
+            denied = Denied(
+                f"token {caller.token} does not allow {operation.verb!r}",
+                hint="`skerry token create --verb` makes one that does",
+            )
+            self._engine.manager.deny(caller, operation.name, denied, path=scope["path"])
+            raise denied
+        return caller
+
+    def _note_stranger(self, scope: Scope, operation: Operation, request_id: str, error: Denied) -> None:
+        """In the operator's audit. One row a second, so that nobody can fill the disk with them."""
+        now = time.monotonic()
+        if now - self._stranger < STRANGERS_EVERY:
+            self._strangers += 1
+            return
+        caller = Caller(verbs=frozenset(), peer=peer_of(scope).address, request_id=request_id)
+        more, self._strangers, self._stranger = self._strangers, 0, now
+        self._engine.manager.deny(
+            caller, operation.name, error, path=scope["path"], not_told_before=more or None
+        )
+
+    def _operation(self, scope: Scope) -> tuple[Operation, dict[str, Any]]:
+        """Raises NotFound, MethodNotAllowed."""
+        node, arguments = self._find(scope)
+        operation = node.methods.get(scope["method"])
+        if operation is None:
+            raise MethodNotAllowed(
+                f"{scope['method']} {scope['path']} is not possible",
+                hint=f"use {', '.join(node.methods)}",
+                detail={"allow": ", ".join(node.methods)},
+            )
+        return operation, arguments
 
     def _find(self, scope: Scope) -> tuple[_Node, dict[str, Any]]:
         """Raises NotFound."""
@@ -132,6 +185,11 @@ class Api:
         if not node.methods:
             raise _nowhere(scope)
         return node, dict(zip(node.parameters, values, strict=True))
+
+
+def _identified(answer: Response, request_id: str) -> Response:
+    answer.raw_headers.append((b"x-request-id", request_id.encode()))
+    return answer
 
 
 def _nowhere(scope: Scope) -> NotFound:

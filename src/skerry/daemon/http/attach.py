@@ -11,9 +11,10 @@ from pydantic import Field
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from skerry.daemon.http.executions import Start
-from skerry.daemon.http.operations import Engine, Operation
+from skerry.daemon.http.operations import Call, Operation
 from skerry.daemon.http.requests import Body, Text, parse
 from skerry.errors import InvalidRequest, SkerryError
+from skerry.manager.caller import Caller
 from skerry.manager.execution import Execution
 from skerry.manager.executions import Executions
 from skerry.models import ExecutionResult, Outcome
@@ -32,22 +33,22 @@ class Control(Body):
     kill: bool = False
 
 
-async def attach(engine: Engine, websocket: WebSocket, environment_id: str) -> None:
+async def attach(call: Call, websocket: WebSocket, environment_id: str) -> None:
     await websocket.accept()
     with contextlib.suppress(WebSocketDisconnect):
         try:
             opening = parse(Opening, await _receive_text(websocket))
-            _, executions = engine.manager.running(environment_id)
-            await _serve(websocket, executions, opening)
+            _, executions = call.manager.running(call.caller, environment_id)
+            await _serve(call.caller, websocket, executions, opening)
         except SkerryError as error:
             await _say(websocket, {"event": "error", "error": error.to_dict()})
             await websocket.close(1011)
 
 
-async def _serve(websocket: WebSocket, executions: Executions, opening: Opening) -> None:
+async def _serve(caller: Caller, websocket: WebSocket, executions: Executions, opening: Opening) -> None:
     owned = opening.execution_id is None
     if opening.execution_id is None:
-        execution = await executions.start(opening.to_command())
+        execution = await executions.start(caller, opening.to_command())
     else:
         execution = executions.find(opening.execution_id)
     tap = execution.tap()
@@ -55,7 +56,7 @@ async def _serve(websocket: WebSocket, executions: Executions, opening: Opening)
         executions.follow(execution)
     lost: asyncio.Future[None] = websocket.scope["state"][LOST]
     lost.add_done_callback(lambda _: tap.close())
-    inbound = asyncio.create_task(_inbound(websocket, execution))
+    inbound = asyncio.create_task(_inbound(caller, websocket, executions, execution))
     try:
         await _say(websocket, {"event": "started", "execution": execution.info.to_dict()})
         async for entry in tap:
@@ -74,7 +75,9 @@ async def _serve(websocket: WebSocket, executions: Executions, opening: Opening)
             execution.stop(Outcome.CANCELED, "the client went away")
 
 
-async def _inbound(websocket: WebSocket, execution: Execution) -> None:
+async def _inbound(
+    caller: Caller, websocket: WebSocket, executions: Executions, execution: Execution
+) -> None:
     """What the client sends. Stdin that the program does not take holds up all that comes after it."""
     with contextlib.suppress(WebSocketDisconnect):
         while True:
@@ -85,7 +88,7 @@ async def _inbound(websocket: WebSocket, execution: Execution) -> None:
                 if (data := message.get("bytes")) is not None:
                     await _stdin(execution, data)
                 else:
-                    await _control(execution, message["text"])
+                    await _control(caller, executions, execution, message["text"])
             except SkerryError as error:
                 # It may have ended meanwhile, which the other direction tells; a bad message is worth a word.
                 if isinstance(error, InvalidRequest):
@@ -101,14 +104,17 @@ async def _stdin(execution: Execution, data: bytes) -> None:
         await execution.write(data[1:])
 
 
-async def _control(execution: Execution, text: str) -> None:
+async def _control(caller: Caller, executions: Executions, execution: Execution, text: str) -> None:
     control = parse(Control, text)
+    detail = {"execution_id": execution.id}
     if control.resize is not None:
         execution.resize(*control.resize)
     if control.signal is not None:
-        execution.signal(control.signal)
+        async with executions.act(caller, "execution.signal", {**detail, "signal": control.signal}):
+            execution.signal(control.signal)
     if control.kill:
-        execution.stop(Outcome.CANCELED, "killed on request")
+        async with executions.act(caller, "execution.kill", detail):
+            execution.stop(Outcome.CANCELED, "killed on request")
 
 
 async def _receive_text(websocket: WebSocket) -> str:
@@ -139,6 +145,7 @@ OPERATIONS = (
         method="GET",
         path="/environments/{environment_id}/attach",
         tag="executions",
+        verb="execute",
         summary="Start a program, or join one, on a WebSocket",
         text='The first message is text: what `start_execution` takes, or `{"execution_id": ...}` of one that runs. '
         'The daemon answers `{"event": "started", "execution": ...}`, then binary messages: a byte for the '

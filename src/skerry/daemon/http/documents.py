@@ -14,16 +14,14 @@ HTML = "text/html"
 
 
 @cache
-def _documents() -> tuple[bytes, Response]:
+def _documents() -> tuple[bytes, bytes]:
     # Here, not above: none of it is needed to serve anything else, and the table lists this module's operations.
     import json
 
     from skerry.daemon.http import openapi, page, table
 
     document = openapi.document(table.OPERATIONS)
-    html = page.render(document)
-    headers = {"content-security-policy": page.CONTENT_SECURITY_POLICY, "x-content-type-options": "nosniff"}
-    return json.dumps(document).encode(), Response(html, headers=headers, media_type=HTML)
+    return json.dumps(document).encode(), page.render(document).encode()
 
 
 async def describe(call: Call) -> Response:
@@ -32,8 +30,11 @@ async def describe(call: Call) -> Response:
 
 
 async def show(call: Call) -> Response:
-    _, page = await asyncio.to_thread(_documents)
-    return page
+    from skerry.daemon.http.page import CONTENT_SECURITY_POLICY
+
+    _, html = await asyncio.to_thread(_documents)
+    headers = {"content-security-policy": CONTENT_SECURITY_POLICY, "x-content-type-options": "nosniff"}
+    return Response(html, headers=headers, media_type=HTML)
 
 
 OPERATIONS = (
@@ -42,6 +43,7 @@ OPERATIONS = (
         method="GET",
         path="/openapi.json",
         tag="documentation",
+        verb="",
         summary="This document",
         handler=describe,
         answer=dict[str, Any],
@@ -51,6 +53,7 @@ OPERATIONS = (
         method="GET",
         path="/docs",
         tag="documentation",
+        verb="",
         summary="The documentation of this API, as a page",
         handler=show,
         media=(HTML,),

@@ -24,6 +24,7 @@ from skerry.errors import (
     InvalidRequest,
     IsolationUnavailable,
     LaunchFailed,
+    QuotaExceeded,
     StoreUnavailable,
 )
 from skerry.manager.environments import Environment
@@ -98,7 +99,7 @@ async def create(call: Call, body: Create) -> Response:
             raise InvalidRequest(f"an Idempotency-Key has at most {KEY_MAX} characters")
         asked = json.dumps(body.model_dump(mode="python"), sort_keys=True)
         key = Key(text, hashlib.sha256(asked.encode("utf-8", "surrogateescape")).hexdigest())
-    environment = await call.manager.create(policy=body.policy(), **body.rest(), key=key)
+    environment = await call.manager.create(call.caller, policy=body.policy(), **body.rest(), key=key)
     return reply(environment.info.to_dict(), 201)
 
 
@@ -108,7 +109,7 @@ async def list_environments(
     begin = _cursor(after) if after else (0.0, "")
     found = [
         environment
-        for environment in call.manager.environments(ended=all or state == State.ENDED)
+        for environment in call.manager.environments(call.caller, ended=all or state == State.ENDED)
         if (not state or environment.state == state)
         and (not name or environment.name == name)
         and (not image or image in (environment.image.name, environment.image.digest))
@@ -138,22 +139,22 @@ def _cursor(after: str) -> tuple[float, str]:
 
 
 async def inspect(call: Call, environment_id: str) -> Response:
-    info = call.manager.find(environment_id).info.to_dict()
-    info["enforced"] = [row.to_dict() for row in call.manager.enforced(environment_id)]
-    return reply({**info, "usage": (await call.manager.usage(environment_id)).to_dict()})
+    info = call.manager.find(call.caller, environment_id).info.to_dict()
+    info["enforced"] = [row.to_dict() for row in call.manager.enforced(call.caller, environment_id)]
+    return reply({**info, "usage": (await call.manager.usage(call.caller, environment_id)).to_dict()})
 
 
 async def delete(call: Call, environment_id: str) -> Response:
-    environment = await call.manager.delete(environment_id)
+    environment = await call.manager.delete(call.caller, environment_id)
     return reply({"environment_id": environment.id, "deleted": True})
 
 
 async def heartbeat(call: Call, environment_id: str, body: Heartbeat) -> Response:
-    return reply({"expires_at": await call.manager.heartbeat(environment_id, body.lifetime)})
+    return reply({"expires_at": await call.manager.heartbeat(call.caller, environment_id, body.lifetime)})
 
 
 async def usage(call: Call, environment_id: str) -> Response:
-    return reply((await call.manager.usage(environment_id)).to_dict())
+    return reply((await call.manager.usage(call.caller, environment_id)).to_dict())
 
 
 USAGE_EXAMPLE = {
@@ -200,6 +201,7 @@ OPERATIONS = (
         method="POST",
         path="/environments",
         tag="environments",
+        verb="create",
         summary="Create an environment",
         text="Answers when it runs. What is left out has a safe default. It lives until it is deleted, until its "
         "`lifetime` is over, or until it was `idle` for too long.",
@@ -225,6 +227,7 @@ OPERATIONS = (
             LaunchFailed,
             GuestFailed,
             DiskFull,
+            QuotaExceeded,
             DaemonUnavailable,
             StoreUnavailable,
         ),
@@ -234,6 +237,7 @@ OPERATIONS = (
         method="GET",
         path="/environments",
         tag="environments",
+        verb="read",
         summary="List environments",
         text="Oldest first, in pages: give the `next` of an answer as `after` to get what follows.",
         handler=list_environments,
@@ -262,6 +266,7 @@ OPERATIONS = (
         method="GET",
         path="/environments/{environment_id}",
         tag="environments",
+        verb="read",
         summary="Inspect an environment",
         text="With what it uses, and every limit as the kernel really has it. One that has ended is still known for "
         "a day, with the reason why.",
@@ -275,6 +280,7 @@ OPERATIONS = (
         method="DELETE",
         path="/environments/{environment_id}",
         tag="environments",
+        verb="delete",
         summary="Delete an environment",
         text="With all that runs in it and all its files. Deleting one that has ended already is fine.",
         handler=delete,
@@ -287,21 +293,23 @@ OPERATIONS = (
         method="POST",
         path="/environments/{environment_id}/heartbeat",
         tag="environments",
+        verb="execute",
         summary="Say that it is still wanted",
         handler=heartbeat,
         body=Heartbeat,
         body_example={"lifetime": 3600},
         answer=schemas.Lease,
         answer_example={"expires_at": 1767229200.0},
-        errors=(*IN_ENVIRONMENT, StoreUnavailable),
+        errors=IN_ENVIRONMENT,
     ),
     Operation(
         name="get_usage",
         method="GET",
         path="/environments/{environment_id}/usage",
         tag="environments",
+        verb="read",
         summary="What it has used",
-        text="As the kernel counted; null for what this machine cannot tell.",
+        text="As the kernel counted, for one that has ended until then; null for what this machine cannot tell.",
         handler=usage,
         answer=Usage,
         answer_example=USAGE_EXAMPLE,

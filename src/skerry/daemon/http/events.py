@@ -30,7 +30,7 @@ _ID = re.compile(r"([0-9a-f]{8})-([0-9]{1,18})", re.ASCII)
 
 
 async def events(call: Call, environment_id: str, execution_id: str) -> Response:
-    execution = call.manager.running(environment_id)[1].find(execution_id)
+    execution = call.manager.running(call.caller, environment_id)[1].find(execution_id)
     last = call.header(b"last-event-id")
     if last == END:
         return Response(status_code=204)
@@ -104,6 +104,7 @@ OPERATIONS = (
         method="GET",
         path="/environments/{environment_id}/executions/{execution_id}/events",
         tag="executions",
+        verb="read",
         summary="Its output as server-sent events",
         text="First what is kept, then what comes: `output` (`t`, `stream`, `data`, `encoding`), `dropped` "
         "(`message`: some is missing here), and at last `ended` (`result`, without the output). With "

@@ -21,7 +21,7 @@ from skerry.daemon.http.operations import (
     Parameter,
 )
 from skerry.daemon.http.requests import UPLOAD_LIMIT, Body, Encoding, Length, Seconds, Signal, Text, decode
-from skerry.errors import Busy, InvalidRequest, StoreUnavailable
+from skerry.errors import Busy, InvalidRequest
 from skerry.manager.commands import OUTPUT_LIMIT, OUTPUT_LIMIT_MAX, Command
 from skerry.manager.output import STREAM_NAMES, Log
 from skerry.models import Outcome, encode_bytes
@@ -47,6 +47,8 @@ class Execute(Body):
     cwd: Text | None = None
     """Relative to the workspace."""
     env: dict[Text, Text] | None = None
+    secrets: dict[Text, Text] | None = None
+    """Variables as well, of which nothing but the names is ever written down."""
     user: Text | None = None
     """`appuser` or `root`, which is root of the environment alone."""
 
@@ -62,6 +64,7 @@ class Execute(Body):
             stdin=self.stdin is not None,
             cwd=self.cwd,
             env=self.env or {},
+            secrets=self.secrets or {},
             user=self.user or "appuser",
         )
 
@@ -88,6 +91,8 @@ class Start(Body):
     cwd: Text | None = None
     """Relative to the workspace."""
     env: dict[Text, Text] | None = None
+    secrets: dict[Text, Text] | None = None
+    """Variables as well, of which nothing but the names is ever written down."""
     user: Text | None = None
     """`appuser` or `root`, which is root of the environment alone."""
 
@@ -100,6 +105,7 @@ class Start(Body):
             timeout=self.timeout,
             cwd=self.cwd,
             env=self.env or {},
+            secrets=self.secrets or {},
             user=self.user or "appuser",
         )
 
@@ -111,8 +117,8 @@ class Kill(Body):
 
 async def execute(call: Call, environment_id: str, body: Execute) -> Response:
     command, stdin = body.to_command(), body.input()
-    _, executions = call.manager.running(environment_id)
-    execution = executions.prepare(command)
+    _, executions = call.manager.running(call.caller, environment_id)
+    execution = executions.prepare(call.caller, command)
     with Watch(call.receive, lambda: execution.stop(Outcome.CANCELED, "the client went away")):
         result = await execution.run(stdin)
     return reply(result.to_dict())
@@ -120,30 +126,34 @@ async def execute(call: Call, environment_id: str, body: Execute) -> Response:
 
 async def start(call: Call, environment_id: str, body: Start) -> Response:
     command = body.to_command()
-    _, executions = call.manager.running(environment_id)
-    execution = await executions.start(command)
+    _, executions = call.manager.running(call.caller, environment_id)
+    execution = await executions.start(call.caller, command)
     executions.follow(execution)
     return reply(execution.info.to_dict(), 201)
 
 
 async def list_executions(call: Call, environment_id: str) -> Response:
-    _, executions = call.manager.running(environment_id)
+    _, executions = call.manager.running(call.caller, environment_id)
     return reply({"executions": [execution.info.to_dict() for execution in executions.list()]})
 
 
 async def inspect(call: Call, environment_id: str, execution_id: str) -> Response:
-    execution = call.manager.running(environment_id)[1].find(execution_id)
+    execution = call.manager.running(call.caller, environment_id)[1].find(execution_id)
     result = execution.result
     return reply({**execution.info.to_dict(), "result": None if result is None else result.to_dict()})
 
 
 async def signal(call: Call, environment_id: str, execution_id: str, body: Kill) -> Response:
-    call.manager.running(environment_id)[1].find(execution_id).signal(body.signal)
+    executions = call.manager.running(call.caller, environment_id)[1]
+    execution = executions.find(execution_id)
+    detail = {"execution_id": execution.id, "signal": body.signal}
+    async with executions.act(call.caller, "execution.signal", detail):
+        execution.signal(body.signal)
     return reply({})
 
 
 async def stdin(call: Call, environment_id: str, execution_id: str, eof: bool) -> Response:
-    execution = call.manager.running(environment_id)[1].find(execution_id)
+    execution = call.manager.running(call.caller, environment_id)[1].find(execution_id)
     async for chunk in call.chunks(UPLOAD_LIMIT):
         await execution.write(chunk)
     if eof:
@@ -152,14 +162,16 @@ async def stdin(call: Call, environment_id: str, execution_id: str, eof: bool) -
 
 
 async def kill(call: Call, environment_id: str, execution_id: str) -> Response:
-    execution = call.manager.running(environment_id)[1].find(execution_id)
-    execution.stop(Outcome.CANCELED, "killed on request")
-    await execution.over()
+    executions = call.manager.running(call.caller, environment_id)[1]
+    execution = executions.find(execution_id)
+    async with executions.act(call.caller, "execution.kill", {"execution_id": execution.id}):
+        execution.stop(Outcome.CANCELED, "killed on request")
+        await execution.over()
     return reply({})
 
 
 async def logs(call: Call, environment_id: str, follow: bool, execution: str) -> Response:
-    log = call.manager.running(environment_id)[1].log
+    log = call.manager.running(call.caller, environment_id)[1].log
     return Stream(_log_lines(log, follow, execution), NDJSON)
 
 
@@ -218,6 +230,7 @@ OPERATIONS = (
         method="POST",
         path="/environments/{environment_id}/execute",
         tag="executions",
+        verb="execute",
         summary="Run a command and wait for its result",
         text="A command that fails, hangs or is killed is a result (200), never an error. Commands of one shell "
         "wait for each other. If the connection breaks, the command is killed.",
@@ -233,6 +246,7 @@ OPERATIONS = (
         method="POST",
         path="/environments/{environment_id}/executions",
         tag="executions",
+        verb="execute",
         summary="Start a program in the background",
         text="Its recent output is kept. Read it as it comes with `events`, or with `attach`, which can also write.",
         handler=start,
@@ -241,13 +255,14 @@ OPERATIONS = (
         status=201,
         answer=schemas.Execution,
         answer_example=EXAMPLE,
-        errors=(*IN_ENVIRONMENT, Busy, StoreUnavailable),
+        errors=(*IN_ENVIRONMENT, Busy),
     ),
     Operation(
         name="list_executions",
         method="GET",
         path="/environments/{environment_id}/executions",
         tag="executions",
+        verb="read",
         summary="List what runs, and what ran lately in the background",
         handler=list_executions,
         answer=schemas.Executions,
@@ -259,6 +274,7 @@ OPERATIONS = (
         method="GET",
         path="/environments/{environment_id}/executions/{execution_id}",
         tag="executions",
+        verb="read",
         summary="Inspect an execution",
         handler=inspect,
         answer=schemas.ExecutionDetails,
@@ -270,6 +286,7 @@ OPERATIONS = (
         method="POST",
         path="/environments/{environment_id}/executions/{execution_id}/signal",
         tag="executions",
+        verb="execute",
         summary="Send a signal",
         handler=signal,
         body=Kill,
@@ -283,6 +300,7 @@ OPERATIONS = (
         method="POST",
         path="/environments/{environment_id}/executions/{execution_id}/stdin",
         tag="executions",
+        verb="execute",
         summary="Write to its standard input",
         text="Answers when the program has been given everything.",
         handler=stdin,
@@ -298,6 +316,7 @@ OPERATIONS = (
         method="DELETE",
         path="/environments/{environment_id}/executions/{execution_id}",
         tag="executions",
+        verb="execute",
         summary="Kill it, with everything that it started",
         text="Answers when nothing of it is left. Killing one that has ended is fine.",
         handler=kill,
@@ -310,6 +329,7 @@ OPERATIONS = (
         method="GET",
         path="/environments/{environment_id}/logs",
         tag="executions",
+        verb="read",
         summary="The recent output of everything that ran",
         text="One JSON object a line. A reader that is too slow misses some, and is told how much.",
         handler=logs,

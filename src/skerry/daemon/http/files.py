@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from starlette.responses import Response
 
 from skerry.daemon.http import schemas
-from skerry.daemon.http.answers import Stream, begun, followed, line, reply
+from skerry.daemon.http.answers import Stream, begun, exhaust, followed, line, reply
 from skerry.daemon.http.operations import (
     IN_ENVIRONMENT,
     JSON,
@@ -32,7 +32,7 @@ from skerry.errors import (
 )
 from skerry.guest import files
 from skerry.guest.channel import READ_MAX, WRITE_MAX, Channel
-from skerry.manager.environments import EnvironmentManager
+from skerry.manager.audit import Digest
 from skerry.models import FileEvent, FileInfo, encode_bytes
 
 ENTRIES_AT_ONCE = 500
@@ -56,12 +56,12 @@ class Rename(Body):
 
 
 async def read(call: Call, environment_id: str, path: str, offset: int, length: int | None) -> Response:
-    content = _read(call.manager, environment_id, path, offset, length)
+    content = _read(call, environment_id, path, offset, length)
     if call.accepts(OCTETS):
         first = await anext(content, b"")
         if len(first) == READ_MAX:
             return Stream(followed(first, content), OCTETS)
-        await content.aclose()
+        await exhaust(content)
         return Response(first, media_type=OCTETS)
     found = bytearray()
     async with contextlib.aclosing(content):
@@ -86,75 +86,83 @@ async def write(
         raise InvalidRequest("a JSON body names the path itself, and replaces the whole file")
     else:
         path, chunks = body.path, _once(decode(body.content, body.encoding, "content"))
-    with call.manager.using(environment_id) as channel:
-        size = await _write(channel, path, offset, chunks)
-    return reply({"error": False, "message": "File saved successfully.", "size": size})
+    async with call.using(environment_id, "file.write", path=path, offset=offset) as use:
+        seen = Digest()
+        await _write(use.channel, path, offset, _digested(seen, chunks))
+        use.told["content"] = seen.told()
+    return reply({"error": False, "message": "File saved successfully.", "size": seen.size})
 
 
 async def stat(call: Call, environment_id: str, path: str) -> Response:
-    with call.manager.using(environment_id) as channel:
-        return reply((await channel.stat(path)).to_dict())
+    async with call.using(environment_id, "file.stat", path=path) as use:
+        return reply((await use.channel.stat(path)).to_dict())
 
 
 async def list_files(call: Call, environment_id: str, path: str, recursive: bool) -> Response:
-    with call.manager.using(environment_id) as channel:
-        found = await files.list_directory(channel, path, recursive)
+    async with call.using(environment_id, "file.list", path=path, recursive=recursive) as use:
+        found = await files.list_directory(use.channel, path, recursive)
     return Stream(_entries(found), JSON)
 
 
 async def mkdir(call: Call, environment_id: str, body: Path) -> Response:
-    with call.manager.using(environment_id) as channel:
-        await channel.mkdir(body.path)
+    async with call.using(environment_id, "file.mkdir", path=body.path) as use:
+        await use.channel.mkdir(body.path)
     return reply({})
 
 
 async def rename(call: Call, environment_id: str, body: Rename) -> Response:
-    with call.manager.using(environment_id) as channel:
-        await channel.rename(body.source, body.target)
+    async with call.using(environment_id, "file.rename", path=body.source, target=body.target) as use:
+        await use.channel.rename(body.source, body.target)
     return reply({})
 
 
 async def remove(call: Call, environment_id: str, path: str, recursive: bool) -> Response:
-    with call.manager.using(environment_id) as channel:
+    async with call.using(environment_id, "file.remove", path=path, recursive=recursive) as use:
         if recursive:
-            await files.remove_tree(channel, path)
+            await files.remove_tree(use.channel, path)
         else:
-            await channel.remove(path)
+            await use.channel.remove(path)
     return reply({})
 
 
 async def download(call: Call, environment_id: str, path: str, contents: bool) -> Response:
-    return Stream(await begun(_archive(call.manager, environment_id, path, contents)), TAR)
+    return Stream(await begun(_archive(call, environment_id, path, contents)), TAR)
 
 
 async def upload(call: Call, environment_id: str, path: str) -> Response:
-    with call.manager.using(environment_id) as channel:
-        await files.untar(channel, path, call.chunks(UPLOAD_LIMIT))
+    async with call.using(environment_id, "file.upload", path=path) as use:
+        seen = Digest()
+        await files.untar(use.channel, path, _digested(seen, call.chunks(UPLOAD_LIMIT)))
+        use.told["content"] = seen.told()
     return reply({"message": "Archive unpacked."})
 
 
 async def watch(call: Call, environment_id: str, path: str, recursive: bool) -> Response:
-    return Stream(await begun(_watch(call.manager, environment_id, path, recursive)), NDJSON)
+    return Stream(await begun(_watch(call, environment_id, path, recursive)), NDJSON)
 
 
 async def _read(
-    manager: EnvironmentManager, ref: str, path: str, offset: int, length: int | None
+    call: Call, environment_id: str, path: str, offset: int, length: int | None
 ) -> AsyncGenerator[bytes, None]:
-    with manager.using(ref) as channel:
+    told = {"path": path, "offset": offset or None, "length": length}
+    async with call.using(environment_id, "file.read", **told) as use:
         left = length if length is not None else 1 << 63
+        seen = Digest()
         while True:
             wanted = min(left, READ_MAX)
-            data = await channel.read(path, offset, wanted)
+            data = await use.channel.read(path, offset, wanted)
+            seen.update(data)
             if data:
                 yield data
             offset += wanted
             left -= wanted
             if len(data) < wanted or left <= 0:
+                use.told["content"] = seen.told()
                 return
 
 
-async def _write(channel: Channel, path: str, offset: int | None, chunks: AsyncIterator[bytes]) -> int:
-    """Returns how much was written. Without an offset the file is replaced, even by nothing."""
+async def _write(channel: Channel, path: str, offset: int | None, chunks: AsyncIterator[bytes]) -> None:
+    """Without an offset the file is replaced, even by nothing."""
     size = 0
     async for chunk in chunks:
         for begin in range(0, len(chunk), WRITE_MAX):
@@ -163,7 +171,12 @@ async def _write(channel: Channel, path: str, offset: int | None, chunks: AsyncI
             size += len(piece)
     if not size:
         await channel.write(path, b"", offset)
-    return size
+
+
+async def _digested(seen: Digest, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for chunk in chunks:
+        seen.update(chunk)
+        yield chunk
 
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:
@@ -180,20 +193,19 @@ async def _entries(found: list[FileInfo]) -> AsyncGenerator[bytes, None]:
     yield b"]}"
 
 
-async def _archive(
-    manager: EnvironmentManager, ref: str, path: str, contents: bool
-) -> AsyncGenerator[bytes, None]:
-    with manager.using(ref) as channel:
-        async with contextlib.aclosing(files.tar(channel, path, contents)) as chunks:
+async def _archive(call: Call, environment_id: str, path: str, contents: bool) -> AsyncGenerator[bytes, None]:
+    async with call.using(environment_id, "file.download", path=path) as use:
+        seen = Digest()
+        async with contextlib.aclosing(files.tar(use.channel, path, contents)) as chunks:
             async for chunk in chunks:
+                seen.update(chunk)
                 yield chunk
+        use.told["content"] = seen.told()
 
 
-async def _watch(
-    manager: EnvironmentManager, ref: str, path: str, recursive: bool
-) -> AsyncGenerator[bytes, None]:
-    with manager.using(ref) as channel:
-        async with contextlib.aclosing(files.watch(channel, path, recursive)) as events:
+async def _watch(call: Call, environment_id: str, path: str, recursive: bool) -> AsyncGenerator[bytes, None]:
+    async with call.using(environment_id, "file.watch", path=path, recursive=recursive) as use:
+        async with contextlib.aclosing(files.watch(use.channel, path, recursive)) as events:
             async for event in events:
                 yield line(event.to_dict())
 
@@ -219,6 +231,7 @@ OPERATIONS = (
         method="POST",
         path="/environments/{environment_id}/files/write",
         tag="files",
+        verb="write",
         summary="Make or replace a file",
         text="As JSON, or as the bytes themselves with `path` (and `offset`) in the query.",
         handler=write,
@@ -238,6 +251,7 @@ OPERATIONS = (
         method="GET",
         path="/environments/{environment_id}/files/read",
         tag="files",
+        verb="read",
         summary="Read a file",
         text=f"As JSON, up to {JSON_LIMIT} bytes; or as the bytes themselves, however many, for "
         f"`Accept: {OCTETS}`.",
@@ -258,6 +272,7 @@ OPERATIONS = (
         method="GET",
         path="/environments/{environment_id}/files/stat",
         tag="files",
+        verb="read",
         summary="What a path is",
         text="Symlinks are not followed.",
         handler=stat,
@@ -271,6 +286,7 @@ OPERATIONS = (
         method="GET",
         path="/environments/{environment_id}/files/list",
         tag="files",
+        verb="read",
         summary="List a directory",
         handler=list_files,
         query=(
@@ -286,6 +302,7 @@ OPERATIONS = (
         method="POST",
         path="/environments/{environment_id}/files/mkdir",
         tag="files",
+        verb="write",
         summary="Make a directory, and those above it",
         text="An existing one is fine.",
         handler=mkdir,
@@ -300,6 +317,7 @@ OPERATIONS = (
         method="POST",
         path="/environments/{environment_id}/files/rename",
         tag="files",
+        verb="write",
         summary="Rename or move a file or directory",
         handler=rename,
         body=Rename,
@@ -313,6 +331,7 @@ OPERATIONS = (
         method="DELETE",
         path="/environments/{environment_id}/files",
         tag="files",
+        verb="write",
         summary="Remove a file or a directory",
         handler=remove,
         query=(PATH, RECURSIVE),
@@ -325,6 +344,7 @@ OPERATIONS = (
         method="GET",
         path="/environments/{environment_id}/files/archive",
         tag="files",
+        verb="read",
         summary="Download a file or a directory as a tar",
         handler=download,
         query=(
@@ -341,6 +361,7 @@ OPERATIONS = (
         method="PUT",
         path="/environments/{environment_id}/files/archive",
         tag="files",
+        verb="write",
         summary="Unpack a tar into a directory",
         handler=upload,
         query=(PATH,),
@@ -355,6 +376,7 @@ OPERATIONS = (
         method="GET",
         path="/environments/{environment_id}/files/watch",
         tag="files",
+        verb="read",
         summary="Watch for changes",
         text="One JSON object a line; the first is of the kind `ready`: from there on nothing is missed.",
         handler=watch,

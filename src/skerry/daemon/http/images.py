@@ -21,6 +21,7 @@ from skerry.images.build import build
 from skerry.images.importer import import_archive
 from skerry.images.progress import Progress, Report
 from skerry.images.store import Image, check_name
+from skerry.manager.audit import CANCELED, Act
 
 ARCHIVE_LIMIT = 64 << 30
 
@@ -38,16 +39,21 @@ async def list_images(call: Call) -> Response:
 
 async def build_image(call: Call, body: Build) -> Response:
     wanted = definition.find(body.name)
-    return Stream(_work(lambda report: build(wanted, call.engine.store, report)), NDJSON)
+    act = call.manager.act(call.caller, "image.build", name=body.name)
+    await act.begin()
+    return Stream(_work(act, lambda report: build(wanted, call.engine.store, report)), NDJSON)
 
 
 async def import_image(call: Call, name: str) -> Response:
     name = check_name(name)
+    act = call.manager.act(call.caller, "image.import", name=name)
+    await act.begin()
     uploaded = contextlib.ExitStack()
     try:
         folder = await asyncio.to_thread(uploaded.enter_context, call.engine.store.staging())
         await _receive(call, folder / "archive")
-    except BaseException:
+    except BaseException as error:
+        act.failed(error)
         await asyncio.to_thread(uploaded.close)
         raise
 
@@ -55,18 +61,23 @@ async def import_image(call: Call, name: str) -> Response:
         with uploaded:
             return import_archive(folder / "archive", name, call.engine.store, report)
 
-    return Stream(_work(work), NDJSON)
+    return Stream(_work(act, work), NDJSON)
 
 
 async def inspect(call: Call, image: str) -> Response:
     found = await asyncio.to_thread(call.engine.store.get, image)
-    users = call.manager.in_use().get(found.digest, [])
+    users = [
+        environment.id
+        for environment in call.manager.environments(call.caller)
+        if environment.image.digest == found.digest
+    ]
     return reply({**found.info().to_dict(), "env": found.env, "environments": users})
 
 
 async def remove(call: Call, image: str) -> Response:
     in_use = call.manager.in_use
-    await asyncio.to_thread(call.engine.store.remove, image, lambda found: found.digest in in_use())
+    async with call.manager.act(call.caller, "image.remove", image=image):
+        await asyncio.to_thread(call.engine.store.remove, image, lambda found: found.digest in in_use())
     return reply({})
 
 
@@ -82,7 +93,7 @@ async def _receive(call: Call, path: Path) -> None:
         raise kind(f"cannot store the archive: {error.strerror}") from error
 
 
-async def _work(job: Callable[[Report], Image]) -> AsyncGenerator[bytes, None]:
+async def _work(act: Act, job: Callable[[Report], Image]) -> AsyncGenerator[bytes, None]:
     """Lines of progress of a job in a thread, and at last the image or the error.
 
     When nobody reads any more, the job ends at its next step. Of steps that come faster than they are read only
@@ -111,16 +122,21 @@ async def _work(job: Callable[[Report], Image]) -> AsyncGenerator[bytes, None]:
             for step in latest:
                 yield line({"step": step.step, "fraction": step.fraction})
             latest.clear()
-        yield line({"image": (await working).info().to_dict()})
+        image = await working
+        act.end("completed", digest=image.digest)
+        yield line({"image": image.info().to_dict()})
     except SkerryError as error:
+        act.failed(error)
         yield line({"error": error.to_dict()})
     except Exception as error:
+        act.end(PlatformError.code)
         log.exception("work on an image failed")
         yield line({"error": PlatformError(f"internal error: {type(error).__name__}").to_dict()})
     finally:
         unwanted.set()
         with contextlib.suppress(Exception):
             await asyncio.shield(working)
+        act.end(CANCELED)  # unless it has ended in another way
 
 
 EXAMPLE = {
@@ -138,6 +154,7 @@ OPERATIONS = (
         method="GET",
         path="/images",
         tag="images",
+        verb="read",
         summary="List images, and what can be built",
         handler=list_images,
         answer=schemas.Images,
@@ -148,6 +165,7 @@ OPERATIONS = (
         method="POST",
         path="/images/build",
         tag="images",
+        verb="images",
         summary="Build an image from its definition",
         text="Tells how far it is, one JSON object a line; the last has the `image`, or the `error`. If the "
         "connection breaks, the build ends.",
@@ -164,6 +182,7 @@ OPERATIONS = (
         method="POST",
         path="/images/import",
         tag="images",
+        verb="images",
         summary="Make an image from an archive",
         text="A tar of a root filesystem, an OCI layout, or what `docker save` writes; compressed or not. Answers "
         "as `build_image` does.",
@@ -181,6 +200,7 @@ OPERATIONS = (
         method="GET",
         path="/images/{image}",
         tag="images",
+        verb="read",
         summary="Inspect an image",
         handler=inspect,
         answer=schemas.ImageDetails,
@@ -192,6 +212,7 @@ OPERATIONS = (
         method="DELETE",
         path="/images/{image}",
         tag="images",
+        verb="images",
         summary="Remove an image",
         text="By name: the name, and the image with its last one. By digest: the image with all its names.",
         handler=remove,

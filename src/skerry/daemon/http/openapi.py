@@ -25,6 +25,8 @@ from skerry.errors import (
     LimitReached,
     PlatformError,
     SkerryError,
+    StoreUnavailable,
+    Unauthorized,
     UnsupportedMediaType,
 )
 
@@ -36,17 +38,26 @@ TAGS = {
     "executions": "Programs that run in an environment.",
     "files": "Files of an environment, as its own user sees them.",
     "images": "What environments are made from.",
+    "tenants": "Who may use this daemon, and how much of it.",
+    "audit": "What was done, by whom.",
     "daemon": "The daemon itself.",
     "documentation": "What you are reading.",
 }
 IN_PATH = {
     "environment_id": ("An id, the beginning of one (three characters or more), or a name.", "k3v9x1m2p7qa"),
     "execution_id": ("As it was given when the execution started.", "b8t2c6w4y0hn"),
+    "token_id": ("As it was given when the token was made; no secret.", "t4n8q2r6w1zc"),
+    "tenant": ("The name of a tenant.", "acme"),
     "image": ("A name, or the beginning of a digest.", "host"),
 }
 INTRODUCTION = """\
-The daemon listens on the unix socket `daemon.sock` in its home (`$SKERRY_HOME`; for root `/var/lib/skerry`), and serves
-its own user alone.
+The daemon listens on the unix socket `daemon.sock` in its home (`$SKERRY_HOME`; for root `/var/lib/skerry`), where its
+own user needs no token, belongs to the tenant `default` and may do everything. Everywhere else a request needs
+`Authorization: Bearer` with a token that allows the operation's verb; the environments of other tenants are not found.
+Who has the verb `admin` can act for another tenant with the header `Skerry-Tenant`.
+
+Every answer has an `X-Request-Id`, which is also in the log and in the audit. A W3C `traceparent` is written down
+with it, and given to programs that are started without a shell as `TRACEPARENT`.
 
 Bodies are JSON unless something else is said, and unknown fields and parameters are refused. Errors are
 `application/problem+json` (RFC 9457) with a stable `code`, a `message` and often a `hint`. Code that fails inside an
@@ -74,13 +85,18 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
         "servers": [{"url": "/"}],
         "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 
 def errors(operation: Operation) -> list[type[SkerryError]]:
     """All that an operation can fail with: its own, and what every one of its kind can."""
     found = [*operation.errors, Denied, PlatformError]
+    if operation.verb:
+        found += [Unauthorized, InvalidRequest, StoreUnavailable]
     if "{" in operation.path or operation.query or operation.headers or operation.body or operation.websocket:
         found.append(InvalidRequest)
     if operation.body is not None or operation.uploads:
@@ -103,6 +119,9 @@ def _operation(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
         ],
         "responses": dict(sorted(_responses(operation, schemas).items())),
     }
+    if operation.verb:
+        described["security"] = [{"token": []}, {}]
+        described["x-verb"] = operation.verb
     if operation.body is not None or operation.uploads:
         described["requestBody"] = _request_body(operation, schemas)
     return {key: value for key, value in described.items() if value}

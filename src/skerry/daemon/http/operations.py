@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from starlette.types import Receive, Scope
 
+from skerry.daemon.auth import Gate
 from skerry.daemon.http.readiness import Readiness
 from skerry.daemon.http.requests import Body, read_raw
 from skerry.errors import (
@@ -17,10 +19,13 @@ from skerry.errors import (
     ExecutionNotFound,
     GuestFailed,
     SkerryError,
+    StoreUnavailable,
 )
 from skerry.images.store import ImageStore
-from skerry.manager.environments import EnvironmentManager
+from skerry.manager.caller import Caller
+from skerry.manager.environments import EnvironmentManager, Use
 from skerry.settings import Home
+from skerry.store import Store
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -28,7 +33,7 @@ EVENTS = "text/event-stream"
 OCTETS = "application/octet-stream"
 TAR = "application/x-tar"
 
-IN_ENVIRONMENT = (EnvironmentNotFound, EnvironmentEnded, Conflict, GuestFailed)
+IN_ENVIRONMENT = (EnvironmentNotFound, EnvironmentEnded, Conflict, GuestFailed, StoreUnavailable)
 """What everything that happens inside an environment can fail with."""
 IN_EXECUTION = (*IN_ENVIRONMENT, ExecutionNotFound)
 
@@ -39,6 +44,8 @@ class Engine:
 
     manager: EnvironmentManager
     store: ImageStore
+    database: Store
+    gate: Gate
     home: Home
     readiness: Readiness
     stop: Callable[[], None]
@@ -47,16 +54,21 @@ class Engine:
 class Call:
     """One request on its way through its handler."""
 
-    __slots__ = ("engine", "receive", "scope")
+    __slots__ = ("caller", "engine", "receive", "scope")
 
-    def __init__(self, engine: Engine, scope: Scope, receive: Receive) -> None:
+    def __init__(self, engine: Engine, caller: Caller, scope: Scope, receive: Receive) -> None:
         self.engine = engine
+        self.caller = caller
         self.scope = scope
         self.receive = receive
 
     @property
     def manager(self) -> EnvironmentManager:
         return self.engine.manager
+
+    def using(self, ref: str, action: str, **detail: Any) -> AbstractAsyncContextManager[Use]:
+        """See EnvironmentManager."""
+        return self.engine.manager.using(self.caller, ref, action, **detail)
 
     def header(self, name: bytes) -> str:
         """The value of a header (its name in lower case), or ""."""
@@ -100,8 +112,8 @@ Handler = Callable[..., Awaitable[Any]]
 class Operation:
     """One method on one path.
 
-    The handler is called with a Call and returns a Response; that of a WebSocket is called with the engine and
-    the WebSocket, and returns nothing. By name it is given what stands in the path, every parameter of the query,
+    The handler is called with a Call and returns a Response; that of a WebSocket is called with a Call and the
+    WebSocket, and returns nothing. By name it is given what stands in the path, every parameter of the query,
     and `body`: the validated model, or None for an upload. What it raises must be in `errors`, but for what every
     operation of its kind can fail with.
     """
@@ -111,6 +123,8 @@ class Operation:
     path: str
     """With the names of its variable parts in braces; each is one segment."""
     tag: str
+    verb: str
+    """What the caller must be allowed to; "" for what everybody may ask, without a token."""
     summary: str
     handler: Handler
     text: str = ""

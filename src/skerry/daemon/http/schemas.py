@@ -21,6 +21,8 @@ from skerry.models import (
     Usage,
 )
 from skerry.policy import Limits
+from skerry.store.audit import Broken
+from skerry.store.tokens import Token
 
 # Dataclasses only so that they can inherit from those of the SDK; nobody makes one.
 shape = dataclass(init=False, repr=False, eq=False, frozen=True)
@@ -243,3 +245,38 @@ class Failed(TypedDict):
 
 Progress = Step | Made | Failed
 """Steps, and in the last line the image or the error."""
+
+
+class Tokens(TypedDict):
+    tokens: list[Token]
+
+
+@shape
+class CreatedToken(Token):
+    token: str
+    """The secret: whoever has it has what it allows."""
+
+
+class Amounts(TypedDict):
+    environments: int
+    cpus: float
+    memory: int
+
+
+class QuotaDetails(TypedDict):
+    tenant: str
+    environments: int | None
+    cpus: float | None
+    memory: int | None
+    used: Amounts
+    """What its environments that have not ended may use together."""
+
+
+class Verdict(TypedDict):
+    intact: bool
+    seq: int
+    """Of the last row."""
+    hash: str
+    """Of the last row: write both down elsewhere, to give them to a later check."""
+    broken: Broken | None
+    """The first place at which the chain does not hold."""

@@ -42,7 +42,7 @@ async def version(call: Call) -> Response:
             "api": API_VERSION,
             "pid": os.getpid(),
             "home": call.engine.home.path,
-            "environments": len(call.manager),
+            "environments": len(call.manager.environments(call.caller)),
         }
     )
 
@@ -75,7 +75,8 @@ async def stop(call: Call, body: Stop) -> Response:
         raise Conflict(
             f"{len(call.manager)} environments are alive", hint="stop with force to delete them too"
         )
-    await call.manager.delete_all("the daemon stopped")
+    async with call.manager.act(call.caller, "daemon.stop", force=body.force):
+        await call.manager.delete_all("the daemon stopped")
     call.engine.stop()
     return reply({"stopping": True})
 
@@ -86,6 +87,7 @@ OPERATIONS = (
         method="GET",
         path="/healthz",
         tag="daemon",
+        verb="",
         summary="Is the daemon alive?",
         handler=health,
         answer=Health,
@@ -96,6 +98,7 @@ OPERATIONS = (
         method="GET",
         path="/readyz",
         tag="daemon",
+        verb="",
         summary="Can it start environments?",
         text="Cheap enough to ask every second. `/doctor` tells more, by trying everything.",
         handler=ready,
@@ -108,6 +111,7 @@ OPERATIONS = (
         method="GET",
         path="/version",
         tag="daemon",
+        verb="read",
         summary="Which daemon is this?",
         handler=version,
         answer=Version,
@@ -124,6 +128,7 @@ OPERATIONS = (
         method="GET",
         path="/doctor",
         tag="daemon",
+        verb="admin",
         summary="What can this machine do?",
         text="Tries everything that environments need, and last starts one. Takes about a second.",
         handler=doctor,
@@ -147,6 +152,7 @@ OPERATIONS = (
         method="POST",
         path="/stop",
         tag="daemon",
+        verb="admin",
         summary="Stop the daemon",
         handler=stop,
         body=Stop,

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from skerry.daemon.http import attach, documents, environments, events, executions, files, images, system
+from skerry.daemon.http import (
+    attach,
+    audit,
+    documents,
+    environments,
+    events,
+    executions,
+    files,
+    images,
+    system,
+    tenants,
+)
 
 OPERATIONS = (
     *environments.OPERATIONS,
@@ -11,6 +22,8 @@ OPERATIONS = (
     *attach.OPERATIONS,
     *files.OPERATIONS,
     *images.OPERATIONS,
+    *tenants.OPERATIONS,
+    *audit.OPERATIONS,
     *system.OPERATIONS,
     *documents.OPERATIONS,
 )

@@ -1,0 +1,230 @@
+"""Operations of tokens and quotas: who may use this daemon, and how much of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
+from starlette.responses import Response
+
+from skerry.daemon.auth import check_tenant
+from skerry.daemon.http import schemas
+from skerry.daemon.http.answers import reply
+from skerry.daemon.http.environments import Size
+from skerry.daemon.http.operations import Call, Operation, Parameter
+from skerry.daemon.http.requests import Body, Seconds, Text
+from skerry.errors import InvalidRequest, NotFound, StoreUnavailable
+from skerry.manager.caller import VERBS, Caller
+from skerry.policy import parse_size, seconds
+from skerry.store import Connection, audit, quotas, tokens
+from skerry.store.quotas import Quota
+from skerry.store.tokens import Token
+
+DEFAULT_VERBS = ("read", "create", "execute", "write", "delete")
+NAME_MAX = 100
+Verbs = Annotated[list[Text], WithJsonSchema({"type": "array", "items": {"enum": list(VERBS)}})]
+
+
+class NewToken(Body):
+    name: Text
+    """For people: who or what has it."""
+    tenant: Text | None = None
+    """Whose environments it is for; without it, the caller's."""
+    verbs: Verbs | None = None
+    """What it allows."""
+    lifetime: Seconds | None = None
+    """It expires this many seconds from now; without it, never."""
+
+
+class NewQuota(Body):
+    """What is left out, or null, is not limited."""
+
+    environments: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
+    cpus: Annotated[float, Field(ge=0, le=1 << 20, allow_inf_nan=False)] | None = None
+    """Cores, of all environments together."""
+    memory: Size | None = None
+    """Bytes, or a text like `16g`, of all environments together."""
+
+
+async def create_token(call: Call, body: NewToken) -> Response:
+    verbs = DEFAULT_VERBS if body.verbs is None else tuple(body.verbs)
+    unknown = sorted(set(verbs) - set(VERBS))
+    if unknown or not verbs:
+        what = f"there is no verb {unknown[0]!r}" if unknown else "a token without a verb allows nothing"
+        raise InvalidRequest(what, hint=f"known: {', '.join(VERBS)}")
+    if not 0 < len(body.name) <= NAME_MAX or not body.name.isprintable():
+        raise InvalidRequest(f"the name of a token has 1 to {NAME_MAX} printable characters")
+    tenant = call.caller.tenant if body.tenant is None else body.tenant
+    check_tenant(tenant)
+    now = time.time()
+    expires = None if body.lifetime is None else now + seconds(body.lifetime, "lifetime")
+
+    def work(tx: Connection) -> tuple[Token, str]:
+        token, text = tokens.create(
+            tx, tenant=tenant, name=body.name, verbs=verbs, now=now, expires_at=expires
+        )
+        told = {"id": token.id, "name": token.name, "tenant": tenant, "verbs": token.verbs}
+        _tell(call, tx, "token.create", told)
+        return token, text
+
+    token, text = await call.engine.database.write(work)
+    return reply({**_shown(token), "token": text}, 201)
+
+
+async def list_tokens(call: Call, tenant: str) -> Response:
+    found = await call.engine.database.read(lambda tx: tokens.find(tx, tenant=tenant or None))
+    return reply({"tokens": [_shown(token) for token in found]})
+
+
+async def revoke_token(call: Call, token_id: str) -> Response:
+    def work(tx: Connection) -> bool:
+        found = tokens.get(tx, token_id)
+        if found is None:
+            return False
+        tokens.revoke(tx, token_id, now=time.time())
+        _tell(call, tx, "token.revoke", {"id": found.id, "name": found.name, "tenant": found.tenant})
+        return True
+
+    if not await call.engine.database.write(work):
+        raise NotFound(f"no token {token_id!r}", hint="`skerry token ls` lists them")
+    call.engine.gate.revoked(token_id)
+    return reply({})
+
+
+async def get_quota(call: Call, tenant: str) -> Response:
+    _check_sees(call.caller, tenant)
+    quota, used = await call.engine.database.read(
+        lambda tx: (quotas.get(tx, tenant), quotas.in_use(tx, tenant))
+    )
+    return reply(_quota(quota, used))
+
+
+async def set_quota(call: Call, tenant: str, body: NewQuota) -> Response:
+    check_tenant(tenant)
+    memory = None if body.memory is None else parse_size(body.memory, "memory")
+    quota = Quota(tenant=tenant, environments=body.environments, cpus=body.cpus, memory=memory)
+
+    def work(tx: Connection) -> Quota:
+        quotas.put(tx, quota)
+        _tell(call, tx, "quota.set", asdict(quota))
+        return quotas.in_use(tx, tenant)
+
+    return reply(_quota(quota, await call.engine.database.write(work)))
+
+
+def _check_sees(caller: Caller, tenant: str) -> None:
+    if tenant != caller.tenant and "admin" not in caller.verbs:
+        raise NotFound(f"no tenant {tenant!r}")
+
+
+def _quota(quota: Quota, used: Quota) -> dict[str, Any]:
+    found = asdict(used)
+    del found["tenant"]
+    return {**asdict(quota), "used": found}
+
+
+def _shown(token: Token) -> dict[str, Any]:
+    return asdict(token)
+
+
+def _tell(call: Call, tx: Connection, action: str, detail: dict[str, Any]) -> None:
+    """In the audit of the operator, with what it is about: all of it is written down, or nothing."""
+    entry = call.manager.act(call.caller, action).entry("lifecycle", "completed", detail=detail)
+    audit.append(tx, call.caller.tenant, (entry,))
+
+
+TOKEN = {
+    "id": "t4n8q2r6w1zc",
+    "tenant": "acme",
+    "name": "ci",
+    "verbs": ["create", "delete", "execute", "read", "write"],
+    "created_at": 1767225600.0,
+    "expires_at": 1769817600.0,
+    "revoked_at": None,
+    "last_used_at": None,
+}
+QUOTA = {
+    "tenant": "acme",
+    "environments": 20,
+    "cpus": 8.0,
+    "memory": 17179869184,
+    "used": {"environments": 2, "cpus": 2.0, "memory": 1073741824},
+}
+
+OPERATIONS = (
+    Operation(
+        name="create_token",
+        method="POST",
+        path="/tokens",
+        tag="tenants",
+        verb="admin",
+        summary="Make a token",
+        text="Its text is in this answer and nowhere else. Without `verbs` it allows "
+        + ", ".join(f"`{verb}`" for verb in DEFAULT_VERBS)
+        + ".",
+        handler=create_token,
+        body=NewToken,
+        body_example={"name": "ci", "tenant": "acme", "lifetime": 2592000},
+        status=201,
+        answer=schemas.CreatedToken,
+        answer_example={**TOKEN, "token": "skt_t4n8q2r6w1zc_..."},
+        errors=(StoreUnavailable,),
+    ),
+    Operation(
+        name="list_tokens",
+        method="GET",
+        path="/tokens",
+        tag="tenants",
+        verb="admin",
+        summary="List tokens",
+        text="Also those that have expired or were revoked; never their text.",
+        handler=list_tokens,
+        query=(Parameter("tenant", "string", "Only those of this tenant.", default="", example="acme"),),
+        answer=schemas.Tokens,
+        answer_example={"tokens": [TOKEN]},
+        errors=(StoreUnavailable,),
+    ),
+    Operation(
+        name="revoke_token",
+        method="DELETE",
+        path="/tokens/{token_id}",
+        tag="tenants",
+        verb="admin",
+        summary="Revoke a token",
+        text="Every request and stream that is under way with it is cut. Revoking one again is fine.",
+        handler=revoke_token,
+        answer=schemas.Nothing,
+        answer_example={},
+        errors=(NotFound, StoreUnavailable),
+    ),
+    Operation(
+        name="get_quota",
+        method="GET",
+        path="/quotas/{tenant}",
+        tag="tenants",
+        verb="read",
+        summary="What a tenant may have, and has",
+        text="null: as much as there is.",
+        handler=get_quota,
+        answer=schemas.QuotaDetails,
+        answer_example=QUOTA,
+        errors=(NotFound, StoreUnavailable),
+    ),
+    Operation(
+        name="set_quota",
+        method="PUT",
+        path="/quotas/{tenant}",
+        tag="tenants",
+        verb="admin",
+        summary="Set what a tenant may have",
+        text="Environments that it has already stay.",
+        handler=set_quota,
+        body=NewQuota,
+        body_example={"environments": 20, "cpus": 8, "memory": "16g"},
+        answer=schemas.QuotaDetails,
+        answer_example=QUOTA,
+        errors=(StoreUnavailable,),
+    ),
+)

@@ -1,0 +1,176 @@
+"""What the audit keeps: an intent before each thing that is done, a result after it, and what happens by itself.
+
+The rows of one request have its id in common. No value of a variable, no input and no output is in them, but
+their names, sizes and hashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import structlog
+
+from skerry.errors import SkerryError, StoreUnavailable
+from skerry.manager.caller import Caller
+from skerry.store.audit import Entry
+
+if TYPE_CHECKING:
+    from skerry.manager.records import Records
+    from skerry.models import Usage
+
+TEXT_MAX = 8192
+"""Characters of one text; of a longer one, its beginning, its size and its hash are kept."""
+CANCELED = "canceled"
+T = TypeVar("T")
+
+log = structlog.get_logger(component="audit")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The environment that something is done in."""
+
+    environment_id: str
+    backend: str
+    isolation: str
+    image_digest: str
+
+
+class Digest:
+    """The size and the hash of bytes that went by: what is told of them."""
+
+    __slots__ = ("_hash", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._hash = hashlib.sha256()
+
+    def update(self, data: bytes) -> None:
+        self.size += len(data)
+        self._hash.update(data)
+
+    def told(self) -> dict[str, Any]:
+        return {"size": self.size, "sha256": self._hash.hexdigest()}
+
+
+class Act:
+    """One thing that a caller does: `begin()`, do it, `end()`; or all in an `async with`."""
+
+    __slots__ = ("_action", "_begun", "_detail", "_records", "_subject", "caller")
+
+    def __init__(
+        self,
+        records: Records,
+        caller: Caller,
+        action: str,
+        subject: Subject | None,
+        detail: dict[str, Any],
+        *,
+        begun: bool = False,
+    ) -> None:
+        self.caller = caller
+        self._records = records
+        self._action = action
+        self._subject = subject
+        self._detail = detail
+        self._begun = begun
+
+    async def begin(self) -> None:
+        """Write the intent down. Raises StoreUnavailable: then nothing may be done."""
+        await self.begin_with(partial(self._records.audit, self.caller.tenant))
+
+    async def begin_with(self, write: Callable[[Entry], Awaitable[T]]) -> T:
+        """The same, together with something else that must be written down."""
+        try:
+            written = await write(self.entry("intent", detail=self._detail))
+        except StoreUnavailable as error:
+            log.error("refused: not written down", action=self._action, error=str(error))
+            # What is wrong with the database is the operator's business.
+            reason = "" if self.caller.token else f": {error.message}"
+            raise StoreUnavailable(
+                f"nothing was done, because the audit cannot be written{reason}",
+                hint="try again" if self.caller.token else error.hint,
+                detail=error.detail,
+            ) from error
+        self._begun = True
+        return written
+
+    def end(self, outcome: str, usage: Usage | None = None, **detail: Any) -> None:
+        """Write the result down, unless there is no intent. Nobody waits for it."""
+        if self._begun:
+            self._begun = False
+            note(self._records.audit(self.caller.tenant, self.entry("result", outcome, usage, detail)))
+
+    def failed(self, error: BaseException) -> None:
+        self.end(error.code if isinstance(error, SkerryError) else CANCELED)
+
+    async def __aenter__(self) -> Self:
+        await self.begin()
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.end("completed")
+        else:
+            self.failed(error)
+
+    def entry(
+        self,
+        kind: str,
+        outcome: str = "",
+        usage: Usage | None = None,
+        detail: dict[str, Any] | None = None,
+    ) -> Entry:
+        subject = self._subject or Subject("", "", "", "")
+        return Entry(
+            at=time.time(),
+            kind=kind,
+            action=self._action,
+            request_id=self.caller.request_id,
+            trace_id=self.caller.trace_id,
+            token=self.caller.token,
+            peer=self.caller.peer,
+            environment_id=subject.environment_id,
+            backend=subject.backend,
+            isolation=subject.isolation,
+            image_digest=subject.image_digest,
+            detail={} if detail is None else bounded(detail),
+            outcome=outcome,
+            usage=None if usage is None else usage.to_dict(),
+        )
+
+
+def bounded(detail: dict[str, Any]) -> dict[str, Any]:
+    return {name: _bounded(value) for name, value in detail.items() if value is not None}
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= TEXT_MAX else _cut(value)
+    if isinstance(value, list):
+        # An argv is one text as far as its size is concerned.
+        if sum(map(len, value)) + len(value) <= TEXT_MAX:
+            return value
+        return _cut("\0".join(value))
+    return value
+
+
+def _cut(text: str) -> dict[str, Any]:
+    data = text.encode("utf-8", "surrogatepass")
+    return {"begins": text[:TEXT_MAX], "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def note(written: asyncio.Future[Any]) -> None:
+    """What nobody waits for may fail, and is told to the log then."""
+    written.add_done_callback(_log_failure)
+
+
+def _log_failure(written: asyncio.Future[Any]) -> None:
+    if not written.cancelled() and (error := written.exception()) is not None:
+        log.error("not written down", error=str(error))
