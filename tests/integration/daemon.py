@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +43,8 @@ class Daemon:
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of the answer. A dict travels as JSON, everything else as it is."""
-        headers = dict(headers or {})
-        if isinstance(body, dict):
-            body = json.dumps(body)
-            headers.setdefault("content-type", "application/json")
-        connection = Connection(self.socket)
-        try:
-            connection.request(method, path, body, headers)
-            response = connection.getresponse()
+        with self.request(method, path, body, headers) as response:
             return response.status, dict(response.getheaders()), response.read()
-        finally:
-            connection.close()
 
     def call(self, method: str, path: str, body: Any = None, *, expect: int = 200) -> Any:
         """The answer's JSON, after a look at its status."""
@@ -64,13 +55,23 @@ class Daemon:
         return json.loads(answer)
 
     @contextmanager
-    def stream(self, path: str) -> Iterator[http.client.HTTPResponse]:
+    def request(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """The answer, its body still to be read."""
+        headers = dict(headers or {})
+        if isinstance(body, dict):
+            body = json.dumps(body)
+            headers.setdefault("content-type", "application/json")
         connection = Connection(self.socket)
         try:
-            connection.request("GET", path)
+            connection.request(method, path, body, headers)
             yield connection.getresponse()
         finally:
             connection.close()
+
+    def stream(self, path: str) -> AbstractContextManager[http.client.HTTPResponse]:
+        return self.request("GET", path)
 
     def create(self, **body: Any) -> str:
         found: str = self.call("POST", "/environments", body, expect=201)["environment_id"]

@@ -33,7 +33,7 @@ CHECKS = [
 SMALL = {"memory": "64m", "disk": "16m", "workspace": "memory", "pids": 64}
 FILE = "there"
 STREAM_SECONDS = 0.3
-ENDLESS = {"watch_files", "read_logs", "execution_events"}
+ENDLESS = {"watch_files", "read_logs", "execution_events", "read_audit"}
 
 
 def strict_document() -> dict[str, Any]:
@@ -93,7 +93,13 @@ class Target:
     def prepare(self, case: Case) -> None:
         """Make most requests meet something that exists, and none of them take long."""
         parameters = case.path_parameters or {}
-        for name, value in (("environment_id", self.environment), ("execution_id", self.execution)):
+        known = {
+            "environment_id": self.environment,
+            "execution_id": self.execution,
+            "token_id": self.token,
+            "tenant": lambda: "acme",
+        }
+        for name, value in known.items():
             if name in parameters and len(str(parameters[name])) % 5:
                 parameters[name] = value()
         body: dict[str, Any] = case.body if isinstance(case.body, dict) else {}
@@ -125,6 +131,10 @@ class Target:
             body = {"command": "echo hello; cat", "stdin": True, "timeout": 20}
             self._execution = self.daemon.call("POST", path, body, expect=201)["execution_id"]
         return self._execution
+
+    def token(self) -> str:
+        made: dict[str, Any] = self.daemon.call("POST", "/tokens", {"name": "test"}, expect=201)
+        return str(made["id"])
 
     def send(self, case: Case) -> requests.Response:
         """The answer; of one without an end, what came in a moment."""

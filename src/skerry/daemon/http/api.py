@@ -122,11 +122,10 @@ class Api:
             if not operation.websocket:
                 raise InvalidRequest(f"{scope['path']} is no WebSocket")
             caller = await self._admit(scope, operation, request_id)
-        except SkerryError as error:
+            with self._engine.gate.under_way(caller, scope):
+                await operation.handler(Call(self._engine, caller, scope, receive), websocket, **arguments)
+        except SkerryError as error:  # handlers raise none after they have accepted
             await websocket.send_denial_response(_identified(problem(error), request_id))
-            return
-        with self._engine.gate.under_way(caller, scope):
-            await operation.handler(Call(self._engine, caller, scope, receive), websocket, **arguments)
 
     async def _admit(self, scope: Scope, operation: Operation, request_id: str) -> Caller:
         """Raises Unauthorized, Denied, InvalidRequest, StoreUnavailable."""

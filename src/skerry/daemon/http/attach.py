@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from skerry.daemon.http.executions import Start
-from skerry.daemon.http.operations import Call, Operation
+from skerry.daemon.http.operations import IN_ENVIRONMENT, Call, Operation
 from skerry.daemon.http.requests import Body, Text, parse
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.manager.caller import Caller
@@ -34,11 +34,11 @@ class Control(Body):
 
 
 async def attach(call: Call, websocket: WebSocket, environment_id: str) -> None:
+    _, executions = call.manager.running(call.caller, environment_id)
     await websocket.accept()
     with contextlib.suppress(WebSocketDisconnect):
         try:
             opening = parse(Opening, await _receive_text(websocket))
-            _, executions = call.manager.running(call.caller, environment_id)
             await _serve(call.caller, websocket, executions, opening)
         except SkerryError as error:
             await _say(websocket, {"event": "error", "error": error.to_dict()})
@@ -156,5 +156,6 @@ OPERATIONS = (
         handler=attach,
         status=101,
         websocket=True,
+        errors=IN_ENVIRONMENT,
     ),
 )

@@ -1,0 +1,281 @@
+"""Two tenants on one daemon: every operation, with every kind of token."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from skerry.daemon.http import table
+from skerry.daemon.http.operations import OCTETS, Operation
+from skerry.manager.caller import VERBS
+from tests import support
+from tests.integration.daemon import Daemon, started
+
+UPGRADE = {
+    "connection": "upgrade",
+    "upgrade": "websocket",
+    "sec-websocket-version": "13",
+    "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
+GUARDED = [operation for operation in table.OPERATIONS if operation.verb]
+OPEN = [operation for operation in table.OPERATIONS if not operation.verb]
+OF_AN_ENVIRONMENT = [operation for operation in GUARDED if "{environment_id}" in operation.path]
+NOT_TRIED = {"stop", "build_image", "doctor"}
+"""Allowed, they would end the daemon or take long; denied, they are tried as all others."""
+
+each_guarded = pytest.mark.parametrize("operation", GUARDED, ids=lambda operation: operation.name)
+
+
+@dataclass
+class World:
+    daemon: Daemon
+    environment: str
+    execution: str
+    other: str
+    """A token of the tenant `other`, with every verb but admin."""
+
+    def token(self, *verbs: str, tenant: str = "acme", lifetime: float | None = None) -> tuple[str, str]:
+        """Id and text."""
+        body: dict[str, Any] = {"name": "test", "tenant": tenant, "verbs": list(verbs)}
+        if lifetime is not None:
+            body["lifetime"] = lifetime
+        made = self.daemon.call("POST", "/tokens", body, expect=201)
+        return made["id"], made["token"]
+
+    def ask(self, operation: Operation, token: str | None) -> tuple[int, dict[str, Any]]:
+        """Send the operation's own example; status and problem."""
+        path = operation.path.format(
+            environment_id=self.environment,
+            execution_id=self.execution,
+            image="host",
+            token_id="t4n8q2r6w1zc",
+            tenant="acme",
+        )
+        query = {parameter.name: "1" for parameter in operation.query if parameter.required}
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        body: Any = operation.body_example if operation.body is not None else None
+        if operation.uploads and body is None:
+            body, headers["content-type"] = b"", OCTETS
+        if operation.websocket:
+            headers |= UPGRADE
+        target = f"{path}?{urlencode(query)}" if query else path
+        with self.daemon.request(operation.method, target, body, headers) as response:
+            raw = response.read() if response.status >= 400 else b"{}"
+            return response.status, json.loads(raw)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with support.temporary_home() as home, started(home, "--backend", "fake") as daemon:
+        yield make_world(daemon)
+
+
+def make_world(daemon: Daemon) -> World:
+    world = World(daemon, "", "", "")
+    _, acme = world.token(*VERBS[:-1])
+    _, world.other = world.token(*VERBS[:-1], tenant="other")
+    headers = {"authorization": f"Bearer {acme}"}
+    _, _, answer = daemon.raw("POST", "/environments", {}, headers)
+    world.environment = json.loads(answer)["environment_id"]
+    body = {"argv": ["sleep", "1000"], "stdin": True}
+    _, _, answer = daemon.raw("POST", f"/environments/{world.environment}/executions", body, headers)
+    world.execution = json.loads(answer)["execution_id"]
+    return world
+
+
+@each_guarded
+def test_what_is_no_token(operation: Operation, world: World) -> None:
+    good_id, good = world.token(*VERBS)
+    secret = good.rpartition("_")[2]
+    for text in ("", "x", "skt", f"skt_{good_id}_", f"skt_{good_id}_{secret[:-1]}", f"skt_nobody_{secret}"):
+        status, problem = world.ask(operation, text)
+        assert (status, problem["code"]) == (401, "unauthorized"), text
+        assert secret[:-1] not in json.dumps(problem)
+
+
+@each_guarded
+def test_a_token_that_was_good(operation: Operation, world: World) -> None:
+    revoked_id, revoked = world.token(*VERBS)
+    _, expired = world.token(*VERBS, lifetime=0.001)
+    if operation.name not in NOT_TRIED and operation.name != "delete_environment":
+        assert world.ask(operation, revoked)[0] not in (401, 403)
+    world.daemon.call("DELETE", f"/tokens/{revoked_id}")
+    time.sleep(0.002)  # it is over when the clock says so
+    for text in (revoked, expired):
+        status, problem = world.ask(operation, text)
+        assert (status, problem["code"]) == (401, "unauthorized")
+
+
+@each_guarded
+def test_a_token_for_something_else(operation: Operation, world: World) -> None:
+    others = [verb for verb in VERBS if verb != operation.verb]
+    status, problem = world.ask(operation, world.token(*others)[1])
+    assert (status, problem["code"]) == (403, "denied")
+    assert operation.verb in problem["message"]
+
+
+@pytest.mark.parametrize(
+    "operation", [each for each in GUARDED if each.name not in NOT_TRIED], ids=lambda each: each.name
+)
+def test_one_verb_is_enough(operation: Operation, world: World) -> None:
+    if operation.name == "delete_environment":
+        world = make_world(world.daemon)
+    status, problem = world.ask(operation, world.token(operation.verb)[1])
+    assert status not in (401, 403), problem
+    assert status < 500, problem
+
+
+@pytest.mark.parametrize("operation", OF_AN_ENVIRONMENT, ids=lambda operation: operation.name)
+def test_things_of_others_are_not_there(operation: Operation, world: World) -> None:
+    status, problem = world.ask(operation, world.other)
+    assert (status, problem["code"]) == (404, "environment_not_found")
+    nowhere = World(world.daemon, "nosuchthing1", world.execution, "")
+    _, missing = nowhere.ask(operation, world.other)
+    known = json.dumps(problem).replace(world.environment, "nosuchthing1")
+    assert json.loads(known) == missing, "the answer tells that it exists"
+
+
+@pytest.mark.parametrize("operation", OPEN, ids=lambda operation: operation.name)
+def test_what_everybody_may_ask(operation: Operation, world: World) -> None:
+    for token in (None, "nonsense"):
+        assert world.ask(operation, token)[0] == 200
+
+
+def test_a_tenant_sees_its_own(world: World) -> None:
+    daemon = world.daemon
+
+    def get(path: str, token: str, expect: int = 200) -> Any:
+        status, _, answer = daemon.raw("GET", path, headers={"authorization": f"Bearer {token}"})
+        assert status == expect, answer
+        return json.loads(answer)
+
+    mine = world.token(*VERBS[:-1], tenant="third")[1]
+    body, headers = {"name": "box"}, {"authorization": f"Bearer {mine}"}
+    _, _, answer = daemon.raw("POST", "/environments", body, headers)
+    made = json.loads(answer)["environment_id"]
+    # The same name is another's for each tenant.
+    status, _, answer = daemon.raw(
+        "POST", "/environments", body, {"authorization": f"Bearer {world.other}"}
+    )
+    assert status == 201
+    theirs = json.loads(answer)["environment_id"]
+    assert get("/environments/box", mine)["environment_id"] == made
+    assert get("/environments/box", world.other)["environment_id"] == theirs
+    assert [each["environment_id"] for each in get("/environments?all=1", mine)["environments"]] == [made]
+    assert get("/version", mine)["environments"] == 1
+    assert get("/images/host", mine)["environments"] == [made]
+    # Not by the beginning of its id either, nor by what it has after its end.
+    get(f"/environments/{theirs[:6]}", mine, expect=404)
+    daemon.raw("DELETE", f"/environments/{theirs}", headers={"authorization": f"Bearer {world.other}"})
+    get(f"/environments/{theirs}", mine, expect=404)
+    assert "deleted by token" in get(f"/environments/{theirs}", world.other)["ended_reason"]
+    assert get("/quotas/third", mine)["used"]["environments"] == 1
+    get("/quotas/acme", mine, expect=404)
+    # The operator is a tenant too, and sees others only when asking for them.
+    assert daemon.call("GET", "/environments")["environments"] == []
+    _, _, answer = daemon.raw("GET", "/environments", headers={"skerry-tenant": "third"})
+    assert [each["environment_id"] for each in json.loads(answer)["environments"]] == [made]
+    status, _, answer = daemon.raw("GET", "/environments", headers={**headers, "skerry-tenant": "acme"})
+    assert (status, json.loads(answer)["code"]) == (403, "denied")
+    daemon.raw("DELETE", f"/environments/{made}", headers=headers)
+
+
+def test_quotas(world: World) -> None:
+    daemon = world.daemon
+    _, token = world.token("create", "delete", tenant="small")
+    headers = {"authorization": f"Bearer {token}"}
+    daemon.call("PUT", "/quotas/small", {"environments": 2, "cpus": 2.5, "memory": "1g"})
+
+    def create(**body: Any) -> tuple[int, Any]:
+        status, _, answer = daemon.raw("POST", "/environments", body, headers)
+        return status, json.loads(answer)
+
+    status, first = create(cpus=1, memory="256m")
+    assert status == 201
+    for too_much in ({"cpus": 2}, {"memory": "900m"}):
+        status, problem = create(**{"cpus": 0.5, "memory": "64m", **too_much})
+        assert (status, problem["code"]) == (429, "quota_exceeded")
+        assert problem["detail"]["quota"] == next(iter(too_much))
+    assert create(cpus=1, memory="256m")[0] == 201
+    status, problem = create(cpus=0.1, memory="16m")
+    assert (status, problem["detail"]["quota"]) == (429, "environments")
+    daemon.raw("DELETE", f"/environments/{first['environment_id']}", headers=headers)
+    assert create(cpus=0.1, memory="16m")[0] == 201
+    _, _, answer = daemon.raw("GET", "/audit?kind=denial", headers={"skerry-tenant": "small"})
+    assert [json.loads(row)["outcome"] for row in answer.splitlines()] == ["quota_exceeded"] * 3
+
+
+def test_revocation_cuts_what_is_under_way(world: World) -> None:
+    daemon = world.daemon
+    token_id, token = world.token("read", "execute")
+    headers = {"authorization": f"Bearer {token}"}
+    base = f"/environments/{world.environment}"
+    body = {"argv": ["sh", "-c", "echo ready; exec sleep 1000"]}
+    status, _, answer = daemon.raw("POST", f"{base}/executions", body, headers)
+    assert status == 201
+    events = f"{base}/executions/{json.loads(answer)['execution_id']}/events"
+    with (
+        daemon.request("GET", events, None, headers) as stream,
+        daemon.request("GET", f"{base}/logs?follow=1", None, headers) as logs,
+        daemon.request("GET", f"{base}/attach", None, {**headers, **UPGRADE}) as attached,
+    ):
+        assert stream.readline().startswith(b"id: ")
+        assert attached.status == 101
+        daemon.call("DELETE", f"/tokens/{token_id}")
+        for response in (stream, logs):
+            with pytest.raises((OSError, EOFError)):
+                while response.readline():
+                    pass
+                raise EOFError
+        with pytest.raises((OSError, EOFError)):
+            if not attached.fp.read(1):
+                raise EOFError
+    assert daemon.raw("GET", base, headers=headers)[0] == 401
+
+
+def test_an_expired_token_is_cut_too(world: World) -> None:
+    _, token = world.token("read", lifetime=1.0)
+    path = f"/environments/{world.environment}/logs?follow=1"
+    with world.daemon.request("GET", path, None, {"authorization": f"Bearer {token}"}) as logs:
+        assert logs.status == 200
+        with pytest.raises((OSError, EOFError)):
+            while logs.readline():
+                pass
+            raise EOFError
+
+
+def test_tokens_are_nowhere_but_in_their_answer(tmp_path: Path) -> None:
+    with support.temporary_home() as home:
+        with started(home, "--backend", "fake") as daemon:
+            made = daemon.call("POST", "/tokens", {"name": "ci", "lifetime": 60}, expect=201)
+            secret = made["token"].rpartition("_")[2]
+            daemon.raw("GET", "/environments", headers={"authorization": f"Bearer {made['token']}x"})
+            (listed,) = daemon.call("GET", "/tokens")["tokens"]
+            assert listed == {**listed, "name": "ci", "tenant": "default", "revoked_at": None}
+            assert "token" not in listed
+        written = [path for path in home.rglob("*") if path.is_file()]
+        assert written
+        for path in written:
+            assert secret.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"name": ""}, "name"),
+        ({"name": "x", "verbs": ["fly"]}, "no verb 'fly'"),
+        ({"name": "x", "verbs": []}, "allows nothing"),
+        ({"name": "x", "tenant": "Not A Tenant"}, "tenant"),
+        ({"name": "x", "lifetime": -1}, "lifetime"),
+        ({"name": "x\n"}, "printable"),
+    ],
+)
+def test_bad_tokens_are_not_made(body: dict[str, Any], words: str, world: World) -> None:
+    assert words in world.daemon.call("POST", "/tokens", body, expect=400)["message"]
