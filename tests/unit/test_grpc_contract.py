@@ -21,7 +21,7 @@ from skerry.daemon.http.operations import EVENTS, Parameter
 from skerry.errors import BY_CODE
 from skerry.v1.environments_pb2 import Usage
 
-HTTP_ONLY = {"openapi", "docs"}
+HTTP_ONLY = {"openapi", "docs", "metrics"}
 ALIASES = {"timeout_seconds"}
 ANYTHING = {Struct.DESCRIPTOR.full_name, Usage.DESCRIPTOR.full_name}
 """What an object without properties may be: the audit keeps a usage as it was."""

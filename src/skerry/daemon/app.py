@@ -21,11 +21,11 @@ from skerry.daemon.http import table
 from skerry.daemon.http.api import Api
 from skerry.daemon.http.operations import Engine
 from skerry.daemon.http.readiness import Readiness
+from skerry.daemon.metrics import MeasuredRecords, Metrics
 from skerry.daemon.server import Server, listen, unlisten
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.images.store import ImageStore
 from skerry.manager.environments import EnvironmentManager
-from skerry.manager.records import StoredRecords
 from skerry.settings import Home
 from skerry.store import Store
 
@@ -64,10 +64,12 @@ async def serve(
     store = ImageStore(Path(home.images))
     registry = make_registry(home, backend)
     database = await Store.open(home.database)
-    manager = EnvironmentManager(registry, store, StoredRecords(database, home.identity()))
+    metrics = Metrics()
+    manager = EnvironmentManager(registry, store, MeasuredRecords(database, home.identity(), metrics))
     stopping = asyncio.Event()
     gate = Gate(database)
-    engine = Engine(manager, store, database, gate, home, Readiness(manager, home.path), stopping.set)
+    readiness = Readiness(manager, home.path)
+    engine = Engine(manager, store, database, gate, home, readiness, metrics, stopping.set)
     api = Api(engine, table.OPERATIONS)
     grpc_server = _grpc_server(api, engine, grpc, tls) if grpc else None
     await asyncio.to_thread(store.sweep)
