@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,10 +92,17 @@ def make_world(daemon: Daemon) -> World:
     return world
 
 
+def read_to_the_end(read: Callable[[], bytes]) -> None:
+    """Fails by a TimeoutError when there is none."""
+    with contextlib.suppress(ConnectionError, http.client.IncompleteRead):
+        while read():
+            pass
+
+
 @each_guarded
 def test_what_is_no_token(operation: Operation, world: World) -> None:
     good_id, good = world.token(*VERBS)
-    secret = good.rpartition("_")[2]
+    secret = good.split("_", 2)[2]
     for text in ("", "x", "skt", f"skt_{good_id}_", f"skt_{good_id}_{secret[:-1]}", f"skt_nobody_{secret}"):
         status, problem = world.ask(operation, text)
         assert (status, problem["code"]) == (401, "unauthorized"), text
@@ -161,9 +170,7 @@ def test_a_tenant_sees_its_own(world: World) -> None:
     _, _, answer = daemon.raw("POST", "/environments", body, headers)
     made = json.loads(answer)["environment_id"]
     # The same name is another's for each tenant.
-    status, _, answer = daemon.raw(
-        "POST", "/environments", body, {"authorization": f"Bearer {world.other}"}
-    )
+    status, _, answer = daemon.raw("POST", "/environments", body, {"authorization": f"Bearer {world.other}"})
     assert status == 201
     theirs = json.loads(answer)["environment_id"]
     assert get("/environments/box", mine)["environment_id"] == made
@@ -229,14 +236,8 @@ def test_revocation_cuts_what_is_under_way(world: World) -> None:
         assert stream.readline().startswith(b"id: ")
         assert attached.status == 101
         daemon.call("DELETE", f"/tokens/{token_id}")
-        for response in (stream, logs):
-            with pytest.raises((OSError, EOFError)):
-                while response.readline():
-                    pass
-                raise EOFError
-        with pytest.raises((OSError, EOFError)):
-            if not attached.fp.read(1):
-                raise EOFError
+        for read in (stream.readline, logs.readline, lambda: attached.fp.read(1)):
+            read_to_the_end(read)
     assert daemon.raw("GET", base, headers=headers)[0] == 401
 
 
@@ -245,17 +246,14 @@ def test_an_expired_token_is_cut_too(world: World) -> None:
     path = f"/environments/{world.environment}/logs?follow=1"
     with world.daemon.request("GET", path, None, {"authorization": f"Bearer {token}"}) as logs:
         assert logs.status == 200
-        with pytest.raises((OSError, EOFError)):
-            while logs.readline():
-                pass
-            raise EOFError
+        read_to_the_end(logs.readline)
 
 
 def test_tokens_are_nowhere_but_in_their_answer(tmp_path: Path) -> None:
     with support.temporary_home() as home:
         with started(home, "--backend", "fake") as daemon:
             made = daemon.call("POST", "/tokens", {"name": "ci", "lifetime": 60}, expect=201)
-            secret = made["token"].rpartition("_")[2]
+            secret = made["token"].split("_", 2)[2]
             daemon.raw("GET", "/environments", headers={"authorization": f"Bearer {made['token']}x"})
             (listed,) = daemon.call("GET", "/tokens")["tokens"]
             assert listed == {**listed, "name": "ci", "tenant": "default", "revoked_at": None}

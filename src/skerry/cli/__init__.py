@@ -41,6 +41,15 @@ VERBS = {
     "context use": ("contexts", "Choose the daemon that commands talk to"),
     "context show": ("contexts", "Show the daemon that commands talk to"),
     "context rm": ("contexts", "Forget named daemons"),
+    "token create": ("tenants", "Make a token that lets others in"),
+    "token ls": ("tenants", "List tokens"),
+    "token revoke": ("tenants", "Revoke tokens, and cut what is under way with them"),
+    "quota show": ("tenants", "Show what a tenant may have, and has"),
+    "quota set": ("tenants", "Set what a tenant may have"),
+    "audit tail": ("audit", "Show the last rows of the audit"),
+    "audit search": ("audit", "Find rows of the audit"),
+    "audit export": ("audit", "Print the whole audit, one JSON object a line"),
+    "audit verify": ("audit", "Check that no row of the audit was changed, removed or moved"),
     "doctor": ("service", "Check what the daemon's machine can do, and what to fix"),
     "serve": ("service", "Run the daemon in the foreground"),
     "stop": ("service", "Stop the daemon"),
@@ -50,7 +59,7 @@ VERBS = {
 }
 """Verb: the module it is in, and what `skerry --help` says of it. Hidden without words."""
 
-USAGE = "skerry [--context NAME] VERB [OPTIONS] [ARGUMENTS]"
+USAGE = "skerry [--context NAME] [--tenant NAME] VERB [OPTIONS] [ARGUMENTS]"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -98,7 +107,7 @@ def _wants_json(words: list[str], args: SimpleNamespace | None) -> bool:
 
 def _parse(words: list[str]) -> tuple[Verb, SimpleNamespace]:
     """The verb and its arguments. Raises InvalidRequest; SystemExit after having printed help."""
-    words = _take_context(words)
+    words = _take_globals(words)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help"):
@@ -109,19 +118,24 @@ def _parse(words: list[str]) -> tuple[Verb, SimpleNamespace]:
     return verb, Parser(name, verb).parse(rest)
 
 
-def _take_context(words: list[str]) -> list[str]:
-    """The words behind `--context NAME`, which from here on counts more than what the environment says."""
-    first, equals, name = words[0].partition("=") if words else ("", "", "")
-    if first != "--context":
-        return words
-    rest = words[1:] if equals else words[2:]
-    name = name if equals else "".join(words[1:2])
-    if not name:
-        raise InvalidRequest("--context needs a value: NAME", hint="`skerry context ls` lists them")
-    os.environ["SKERRY_CONTEXT"] = name
-    for other in ("SKERRY_URL", "SKERRY_TOKEN", "SKERRY_CA"):
-        os.environ.pop(other, None)
-    return rest
+def _take_globals(words: list[str]) -> list[str]:
+    """The words behind `--context NAME` and `--tenant NAME`, which from here on count more than what the environment
+    says."""
+    while words:
+        option, equals, name = words[0].partition("=")
+        if option not in ("--context", "--tenant"):
+            return words
+        name = name if equals else "".join(words[1:2])
+        words = words[1:] if equals else words[2:]
+        if not name:
+            raise InvalidRequest(f"{option} needs a value: NAME")
+        if option == "--tenant":
+            os.environ["SKERRY_TENANT"] = name
+            continue
+        os.environ["SKERRY_CONTEXT"] = name
+        for other in ("SKERRY_URL", "SKERRY_TOKEN", "SKERRY_CA"):
+            os.environ.pop(other, None)
+    return words
 
 
 def load(name: str) -> Verb:

@@ -29,6 +29,26 @@ def add_variables(parser: Parser) -> None:
     )
 
 
+def add_secrets(parser: Parser) -> None:
+    parser.option(
+        "--secret",
+        takes="NAME",
+        repeated=True,
+        help="a variable as it is here, of which nothing is written down",
+    )
+
+
+def parse_secrets(names: list[str]) -> dict[str, str]:
+    """Raises InvalidRequest."""
+    for name in names:
+        if name not in os.environ:
+            raise InvalidRequest(
+                f"--secret {name}: there is no such variable here",
+                hint="give its name; the value is taken from the environment of this command",
+            )
+    return {name: os.environ[name] for name in names}
+
+
 def add_limits(parser: Parser) -> None:
     """What a new environment is made with."""
     option = parser.option

@@ -10,8 +10,10 @@ from skerry.cli.options import (
     add_environment,
     add_json,
     add_limits,
+    add_secrets,
     add_variables,
     environment_request,
+    parse_secrets,
     parse_variables,
     path_of,
 )
@@ -34,6 +36,7 @@ SHELL = ["sh", "-c", "command -v bash >/dev/null && exec bash; exec sh"]
 
 def _add_place(parser: Parser) -> None:
     add_variables(parser)
+    add_secrets(parser)
     parser.option("-w", "--workdir", takes="DIR", help="directory to run in (default: /workspace)")
     parser.option("-u", "--user", takes="USER", help="appuser (default) or root")
 
@@ -90,14 +93,16 @@ def _argv(args: SimpleNamespace) -> list[str]:
 def _request(args: SimpleNamespace, argv: list[str], variables: dict[str, str]) -> dict[str, Any]:
     """What the options say about the command."""
     request: dict[str, Any] = {"argv": argv}
-    for name, value in (("cwd", args.workdir), ("user", args.user), ("env", variables)):
+    secrets = parse_secrets(args.secret)
+    given = (("cwd", args.workdir), ("user", args.user), ("env", variables), ("secrets", secrets))
+    for name, value in given:
         if value:
             request[name] = value
     return request
 
 
 def _run(args: SimpleNamespace) -> int:
-    argv = _argv(args)
+    request = _request(args, _argv(args), {})
     wanted = environment_request(args)
     if not args.keep:
         wanted.setdefault("idle", RUN_IDLE_SECONDS)
@@ -107,7 +112,7 @@ def _run(args: SimpleNamespace) -> int:
         ref = transport.call("POST", "/environments", json=wanted)["environment_id"]
         try:
             signals.check()
-            return _command(args, transport, path_of(ref), _request(args, argv, {}), signals)
+            return _command(args, transport, path_of(ref), request, signals)
         finally:
             if args.keep:
                 say(f"environment {ref} is kept; remove it with skerry rm {ref}")

@@ -5,7 +5,7 @@ Strict where it matters: a response that could be read in two ways is refused ra
 
 from __future__ import annotations
 
-from skerry.errors import PlatformError
+from skerry.errors import InvalidRequest, PlatformError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,6 +56,13 @@ def traceparent(text: str) -> str:
 def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -> bytes:
     lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def field_value(text: str, what: str) -> str:
+    """A text that can be the value of a header. Raises InvalidRequest."""
+    if not text.isascii() or not text.isprintable():
+        raise InvalidRequest(f"{what} holds characters that it cannot")
+    return text
 
 
 def chunk(data: bytes) -> bytes:

@@ -21,8 +21,9 @@ class AsyncEnvironment:
 
     Entering a `with` block or calling `create()` makes it; leaving the block or calling `delete()` ends it
     and everything in it. What is not given is left to the daemon's defaults. Sizes are bytes or strings like
-    "512m"; `lifetime` and `idle` are seconds; `env` are variables for everything that runs inside. The daemon is that
-    of `client`, or the one that `Client(url=url, token=token)` finds.
+    "512m"; `lifetime` and `idle` are seconds; `env` are variables for everything that runs inside. `secrets` are too,
+    for what is run through this object: they stay here, go along with each command, and are written down nowhere. The
+    daemon is that of `client`, or the one that `Client(url=url, token=token)` finds.
 
     `create()` raises InvalidRequest, ImageNotFound, IsolationUnavailable, LimitReached, LaunchFailed; every
     method raises DaemonUnavailable, and EnvironmentNotFound or EnvironmentEnded once it is gone.
@@ -46,6 +47,7 @@ class AsyncEnvironment:
         workspace: str | None = None,
         name: str | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
         client: AsyncClient | None = None,
         url: str | None = None,
         token: str | None = None,
@@ -72,12 +74,19 @@ class AsyncEnvironment:
             raise InvalidRequest("a client knows its url and token already")
         self._client = client or AsyncClient(url=url, token=token)
         self._owns_client = client is None
+        self._secrets = dict(secrets or {})
         self._id = ""
         self._created = False
 
     @classmethod
     async def get(
-        cls, ref: str, client: AsyncClient | None = None, *, url: str | None = None, token: str | None = None
+        cls,
+        ref: str,
+        client: AsyncClient | None = None,
+        *,
+        secrets: Mapping[str, str] | None = None,
+        url: str | None = None,
+        token: str | None = None,
     ) -> Self:
         """The existing environment with this id, unique beginning of an id, or name.
 
@@ -85,7 +94,7 @@ class AsyncEnvironment:
         """
         if not ref:
             raise InvalidRequest("an environment needs an id or a name")
-        env = cls(client=client, url=url, token=token)
+        env = cls(secrets=secrets, client=client, url=url, token=token)
         env._id = (await env._client.transport.call("GET", f"/environments/{quote(ref)}"))["environment_id"]
         return env
 
@@ -158,16 +167,18 @@ class AsyncEnvironment:
         stdin: str | bytes | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
         output_limit: int | None = None,
         user: str | None = None,
     ) -> ExecutionResult:
         """Run a command in a shell whose state (directory, variables, functions) stays for the next call.
 
-        Shells are told apart by name. A command that fails, hangs or is killed is a result, not an exception.
+        Shells are told apart by name. `env` and `secrets` are variables, which stay as well; of secrets nothing but
+        the names is ever written down. A command that fails, hangs or is killed is a result, not an exception.
         Output beyond `output_limit` bytes a stream is cut and flagged. Giving up on the call kills it.
         """
         return await self._execute(
-            {"command": command, "shell": shell}, timeout, stdin, cwd, env, output_limit, user
+            {"command": command, "shell": shell}, timeout, stdin, cwd, env, secrets, output_limit, user
         )
 
     async def run(
@@ -178,11 +189,14 @@ class AsyncEnvironment:
         stdin: str | bytes | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
         output_limit: int | None = None,
         user: str | None = None,
     ) -> ExecutionResult:
         """Run a program with these arguments: no shell, no state. Otherwise as `execute`."""
-        return await self._execute({"argv": list(argv)}, timeout, stdin, cwd, env, output_limit, user)
+        return await self._execute(
+            {"argv": list(argv)}, timeout, stdin, cwd, env, secrets, output_limit, user
+        )
 
     async def _execute(
         self,
@@ -191,6 +205,7 @@ class AsyncEnvironment:
         stdin: str | bytes | None,
         cwd: str | None,
         env: Mapping[str, str] | None,
+        secrets: Mapping[str, str] | None,
         output_limit: int | None,
         user: str | None,
     ) -> ExecutionResult:
@@ -198,8 +213,13 @@ class AsyncEnvironment:
             data = stdin.encode(errors="surrogateescape") if isinstance(stdin, str) else bytes(stdin)
             request["stdin"], request["stdin_encoding"] = encode_bytes(data)
         request |= _given(timeout=timeout, cwd=cwd, env=env, output_limit=output_limit, user=user)
+        self._add_secrets(request, secrets)
         answer = await self._client.transport.call("POST", f"{self._path}/execute", json=request)
         return ExecutionResult.from_dict(answer)
+
+    def _add_secrets(self, request: dict[str, Any], secrets: Mapping[str, str] | None) -> None:
+        if self._secrets or secrets:
+            request["secrets"] = {**self._secrets, **(secrets or {})}
 
     async def start(
         self,
@@ -210,6 +230,7 @@ class AsyncEnvironment:
         timeout: float | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> AsyncProcess:
         """Start a program that runs beside everything else: text for `sh -c`, or a list of arguments.
@@ -224,6 +245,7 @@ class AsyncEnvironment:
             rows, cols = pty if isinstance(pty, tuple) else (24, 80)
             request["pty"] = {"rows": rows, "cols": cols}
         request |= _given(stdin=stdin, timeout=timeout, cwd=cwd, env=env, user=user)
+        self._add_secrets(request, secrets)
         return await AsyncProcess.open(self._client.transport, self._path, request)
 
     async def attach(self, execution_id: str) -> AsyncProcess:

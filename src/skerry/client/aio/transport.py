@@ -37,6 +37,8 @@ class AsyncTransport:
         self._headers = [("host", self.endpoint.host)]
         if self.endpoint.token:
             self._headers.append(("authorization", f"Bearer {self.endpoint.token}"))
+        if tenant := os.environ.get("SKERRY_TENANT", ""):
+            self._headers.append(("skerry-tenant", http1.field_value(tenant, "SKERRY_TENANT")))
         if trace := http1.traceparent(os.environ.get("TRACEPARENT", "")):
             self._headers.append(("traceparent", trace))
         self._idle: list[AsyncStream] = []

@@ -1,5 +1,5 @@
 # Generated from aio/client.py by scripts/generate_sync.py. Change that file, not this one.
-"""The daemon as a whole: its environments and its images."""
+"""The daemon as a whole: its environments, images, tenants and audit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skerry.errors import DaemonUnavailable, PlatformError, from_dict
 from skerry.models import EnvironmentInfo, ImageInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
     from os import PathLike
     from typing import Self
 
@@ -140,6 +140,67 @@ class Client:
         return _built(
             self.transport.send("POST", "/images/import", query={"name": name}, body=body), progress
         )
+
+    def create_token(
+        self,
+        name: str,
+        *,
+        tenant: str | None = None,
+        verbs: Sequence[str] | None = None,
+        lifetime: float | None = None,
+    ) -> dict[str, Any]:
+        """A new token; its text is in `token`, and cannot be had again. Raises InvalidRequest."""
+        wanted = {"name": name, "tenant": tenant, "verbs": None if verbs is None else list(verbs)}
+        answer: dict[str, Any] = self.transport.call("POST", "/tokens", json={**wanted, "lifetime": lifetime})
+        return answer
+
+    def tokens(self, tenant: str | None = None) -> list[dict[str, Any]]:
+        """All tokens, the revoked and expired too, without their text."""
+        answer = self.transport.call("GET", "/tokens", query={"tenant": tenant})
+        found: list[dict[str, Any]] = answer["tokens"]
+        return found
+
+    def revoke_token(self, token_id: str) -> None:
+        """Everything that is under way with it is cut. Raises NotFound."""
+        self.transport.call("DELETE", f"/tokens/{quote(token_id)}")
+
+    def quota(self, tenant: str) -> dict[str, Any]:
+        """What a tenant may have, None for what is not limited, and what it has `used`."""
+        answer: dict[str, Any] = self.transport.call("GET", f"/quotas/{quote(tenant)}")
+        return answer
+
+    def set_quota(
+        self,
+        tenant: str,
+        *,
+        environments: int | None = None,
+        cpus: float | None = None,
+        memory: str | int | None = None,
+    ) -> dict[str, Any]:
+        """Replace the quota of a tenant; what is None is not limited. Raises InvalidRequest."""
+        wanted = {"environments": environments, "cpus": cpus, "memory": memory}
+        answer: dict[str, Any] = self.transport.call("PUT", f"/quotas/{quote(tenant)}", json=wanted)
+        return answer
+
+    def audit(
+        self, *, after: int = 0, last: int | None = None, follow: bool = False, **filters: str | int | None
+    ) -> Iterator[dict[str, Any]]:
+        """The rows of the tenant's audit, the oldest first. The filters are those of `GET /audit`."""
+        query = {"after": after or None, "last": last, "follow": follow or None, **filters}
+        response = self.transport.send("GET", "/audit", query=query)
+        try:
+            for row in response.lines():
+                yield row
+        finally:
+            response.close()
+
+    def verify_audit(self, seq: int | None = None, hash: str | None = None) -> dict[str, Any]:
+        """Whether the audit is `intact`, where it is `broken`, and `seq` and `hash` of its last row.
+
+        Those of an earlier answer, kept elsewhere, prove that the rows up to there are the same.
+        """
+        answer: dict[str, Any] = self.transport.call("GET", "/audit/verify", query={"seq": seq, "hash": hash})
+        return answer
 
 
 def _built(response: Response, progress: Progress | None) -> ImageInfo:

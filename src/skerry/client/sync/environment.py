@@ -22,8 +22,9 @@ class Environment:
 
     Entering a `with` block or calling `create()` makes it; leaving the block or calling `delete()` ends it
     and everything in it. What is not given is left to the daemon's defaults. Sizes are bytes or strings like
-    "512m"; `lifetime` and `idle` are seconds; `env` are variables for everything that runs inside. The daemon is that
-    of `client`, or the one that `Client(url=url, token=token)` finds.
+    "512m"; `lifetime` and `idle` are seconds; `env` are variables for everything that runs inside. `secrets` are too,
+    for what is run through this object: they stay here, go along with each command, and are written down nowhere. The
+    daemon is that of `client`, or the one that `Client(url=url, token=token)` finds.
 
     `create()` raises InvalidRequest, ImageNotFound, IsolationUnavailable, LimitReached, LaunchFailed; every
     method raises DaemonUnavailable, and EnvironmentNotFound or EnvironmentEnded once it is gone.
@@ -47,6 +48,7 @@ class Environment:
         workspace: str | None = None,
         name: str | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
         client: Client | None = None,
         url: str | None = None,
         token: str | None = None,
@@ -73,12 +75,19 @@ class Environment:
             raise InvalidRequest("a client knows its url and token already")
         self._client = client or Client(url=url, token=token)
         self._owns_client = client is None
+        self._secrets = dict(secrets or {})
         self._id = ""
         self._created = False
 
     @classmethod
     def get(
-        cls, ref: str, client: Client | None = None, *, url: str | None = None, token: str | None = None
+        cls,
+        ref: str,
+        client: Client | None = None,
+        *,
+        secrets: Mapping[str, str] | None = None,
+        url: str | None = None,
+        token: str | None = None,
     ) -> Self:
         """The existing environment with this id, unique beginning of an id, or name.
 
@@ -86,7 +95,7 @@ class Environment:
         """
         if not ref:
             raise InvalidRequest("an environment needs an id or a name")
-        env = cls(client=client, url=url, token=token)
+        env = cls(secrets=secrets, client=client, url=url, token=token)
         env._id = (env._client.transport.call("GET", f"/environments/{quote(ref)}"))["environment_id"]
         return env
 
@@ -157,16 +166,18 @@ class Environment:
         stdin: str | bytes | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
         output_limit: int | None = None,
         user: str | None = None,
     ) -> ExecutionResult:
         """Run a command in a shell whose state (directory, variables, functions) stays for the next call.
 
-        Shells are told apart by name. A command that fails, hangs or is killed is a result, not an exception.
+        Shells are told apart by name. `env` and `secrets` are variables, which stay as well; of secrets nothing but
+        the names is ever written down. A command that fails, hangs or is killed is a result, not an exception.
         Output beyond `output_limit` bytes a stream is cut and flagged. Giving up on the call kills it.
         """
         return self._execute(
-            {"command": command, "shell": shell}, timeout, stdin, cwd, env, output_limit, user
+            {"command": command, "shell": shell}, timeout, stdin, cwd, env, secrets, output_limit, user
         )
 
     def run(
@@ -177,11 +188,12 @@ class Environment:
         stdin: str | bytes | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
         output_limit: int | None = None,
         user: str | None = None,
     ) -> ExecutionResult:
         """Run a program with these arguments: no shell, no state. Otherwise as `execute`."""
-        return self._execute({"argv": list(argv)}, timeout, stdin, cwd, env, output_limit, user)
+        return self._execute({"argv": list(argv)}, timeout, stdin, cwd, env, secrets, output_limit, user)
 
     def _execute(
         self,
@@ -190,6 +202,7 @@ class Environment:
         stdin: str | bytes | None,
         cwd: str | None,
         env: Mapping[str, str] | None,
+        secrets: Mapping[str, str] | None,
         output_limit: int | None,
         user: str | None,
     ) -> ExecutionResult:
@@ -197,8 +210,13 @@ class Environment:
             data = stdin.encode(errors="surrogateescape") if isinstance(stdin, str) else bytes(stdin)
             request["stdin"], request["stdin_encoding"] = encode_bytes(data)
         request |= _given(timeout=timeout, cwd=cwd, env=env, output_limit=output_limit, user=user)
+        self._add_secrets(request, secrets)
         answer = self._client.transport.call("POST", f"{self._path}/execute", json=request)
         return ExecutionResult.from_dict(answer)
+
+    def _add_secrets(self, request: dict[str, Any], secrets: Mapping[str, str] | None) -> None:
+        if self._secrets or secrets:
+            request["secrets"] = {**self._secrets, **(secrets or {})}
 
     def start(
         self,
@@ -209,6 +227,7 @@ class Environment:
         timeout: float | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> Process:
         """Start a program that runs beside everything else: text for `sh -c`, or a list of arguments.
@@ -223,6 +242,7 @@ class Environment:
             rows, cols = pty if isinstance(pty, tuple) else (24, 80)
             request["pty"] = {"rows": rows, "cols": cols}
         request |= _given(stdin=stdin, timeout=timeout, cwd=cwd, env=env, user=user)
+        self._add_secrets(request, secrets)
         return Process.open(self._client.transport, self._path, request)
 
     def attach(self, execution_id: str) -> Process:

@@ -1,0 +1,147 @@
+"""`audit`: what was done, by whom, and whether all of it is still there."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from skerry.cli.options import add_json
+from skerry.cli.parser import Verb
+from skerry.cli.terminal import clean, say, show_json
+from skerry.client.sync.client import Client
+from skerry.errors import InvalidRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+    from typing import Any
+
+    from skerry.cli.parser import Parser
+
+BROKEN = 1
+"""The exit code when the audit does not hold."""
+
+
+def _tail_arguments(parser: Parser) -> None:
+    parser.option("-n", "--lines", takes="NUMBER", convert=int, help="how many rows (default: 20)")
+    parser.option("-f", "--follow", help="stay for what is still to come")
+    add_json(parser)
+
+
+def _tail(args: SimpleNamespace) -> int:
+    last = 20 if args.lines is None else args.lines
+    return _print(args.json, last=last, follow=args.follow)
+
+
+def _search_arguments(parser: Parser) -> None:
+    parser.option("--kind", takes="KIND", help="intent, result, denial or lifecycle")
+    parser.option("--action", takes="ACTION", help="e.g. execution, file.write, environment.create")
+    parser.option("--environment", takes="ENV", help="only in the environment with this id")
+    parser.option("--token", takes="TOKEN", help="only with the token of this id")
+    parser.option("--request", takes="ID", help="only of this request")
+    parser.option("--trace", takes="ID", help="only of this trace")
+    parser.option("--outcome", takes="OUTCOME", help="e.g. failed, timed_out, denied")
+    parser.option("--since", takes="TIME", help="e.g. 2026-01-31 or 2026-01-31T12:00:00+01:00")
+    parser.option("--until", takes="TIME", help="up to then")
+    add_json(parser)
+
+
+def _search(args: SimpleNamespace) -> int:
+    names = ("kind", "action", "environment", "token", "request", "trace", "outcome")
+    filters = {name: getattr(args, name) for name in names}
+    return _print(args.json, since=_unix(args.since), until=_unix(args.until), **filters)
+
+
+def _unix(text: str | None) -> int | None:
+    if text is None:
+        return None
+    from datetime import datetime
+
+    try:
+        return int(datetime.fromisoformat(text).timestamp())
+    except ValueError:
+        raise InvalidRequest(f"{text!r} is not a time", hint="write it like 2026-01-31T12:00:00") from None
+
+
+def _export_arguments(parser: Parser) -> None:
+    parser.option("--after", takes="SEQ", convert=int, help="only rows after this one")
+
+
+def _export(args: SimpleNamespace) -> int:
+    return _print(True, after=args.after or 0)
+
+
+def _print(as_json: bool, **query: Any) -> int:
+    with Client() as client:
+        for row in client.audit(**query):
+            print(json.dumps(row) if as_json else _line(row))
+            if query.get("follow"):
+                sys.stdout.flush()
+    return 0
+
+
+def _line(row: dict[str, Any]) -> str:
+    """One row for people: when, who, what, where, how it ended."""
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"]))
+    who = f"token {row['token']}" if row["token"] else row["peer"]
+    detail = {name: value for name, value in row["detail"].items() if name != "execution_id"}
+    what = detail.pop("command", None) or detail.pop("argv", None) or detail.pop("path", None)
+    words = [at, f"#{row['seq']}", row["kind"], row["action"], row["environment_id"] or "-", who]
+    if row["outcome"]:
+        words.append(row["outcome"])
+    if what is not None:
+        words.append(json.dumps(what, ensure_ascii=False))
+    return clean("  ".join(words))
+
+
+def _verify_arguments(parser: Parser) -> None:
+    parser.option("--seq", takes="SEQ", convert=int, help="of a row that was written down elsewhere")
+    parser.option("--hash", takes="HASH", help="of the same row")
+    add_json(parser)
+
+
+def _verify(args: SimpleNamespace) -> int:
+    found = Client().verify_audit(args.seq, args.hash)
+    if args.json:
+        show_json(found)
+    elif found["intact"]:
+        say(f"intact: {found['seq']} rows")
+        print(f"{found['seq']} {found['hash']}")
+    else:
+        broken = found["broken"]
+        say(f"BROKEN at row {broken['seq']}: {broken['reason']}")
+    return 0 if found["intact"] else BROKEN
+
+
+VERBS = {
+    "audit tail": Verb(
+        "skerry audit tail [-f] [-n NUMBER] [--json]",
+        "Show the last rows of the audit.",
+        "skerry audit tail -f",
+        _tail_arguments,
+        _tail,
+    ),
+    "audit search": Verb(
+        "skerry audit search [OPTIONS]",
+        "Find rows of the audit, the oldest first.",
+        "skerry audit search --action execution --outcome failed --since 2026-01-31",
+        _search_arguments,
+        _search,
+    ),
+    "audit export": Verb(
+        "skerry audit export [--after SEQ]",
+        "Print the audit, the oldest row first, one JSON object a line.",
+        "skerry audit export > audit.ndjson",
+        _export_arguments,
+        _export,
+    ),
+    "audit verify": Verb(
+        "skerry audit verify [--seq SEQ --hash HASH] [--json]",
+        "Check that no row was changed, removed or moved, and print number and hash of the last one. Exit code 1 if "
+        "it does not hold.",
+        "skerry audit verify --seq 17 --hash 5feceb66ffc8...",
+        _verify_arguments,
+        _verify,
+    ),
+}

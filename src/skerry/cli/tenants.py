@@ -1,0 +1,171 @@
+"""`token` and `quota`: who may use a daemon, and how much of it."""
+
+from __future__ import annotations
+
+import time
+
+from skerry.cli.options import add_json
+from skerry.cli.parser import Verb
+from skerry.cli.terminal import ago, say, show_json, show_table
+from skerry.client.sync.client import Client
+from skerry.policy import format_size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+    from typing import Any
+
+    from skerry.cli.parser import Parser
+
+
+def _create_arguments(parser: Parser) -> None:
+    parser.option("--for", takes="TENANT", help="whose environments it is for (default: your own)")
+    parser.option(
+        "--verb",
+        takes="VERB",
+        repeated=True,
+        help="what it allows: read, create, execute, write, delete (these by default), images, audit, admin",
+    )
+    parser.option(
+        "--lifetime", takes="SECONDS", convert=float, help="it expires after this long (default: never)"
+    )
+    parser.argument("name", "NAME", "for people: who or what has it")
+    add_json(parser)
+
+
+def _create(args: SimpleNamespace) -> int:
+    tenant = getattr(args, "for")
+    made = Client().create_token(args.name, tenant=tenant, verbs=args.verb or None, lifetime=args.lifetime)
+    if args.json:
+        show_json(made)
+    else:
+        say(f"token {made['id']} of {made['tenant']}: {', '.join(made['verbs'])}. It is not shown again.")
+        print(made["token"])
+    return 0
+
+
+def _ls_arguments(parser: Parser) -> None:
+    parser.option("--for", takes="TENANT", help="only those of this tenant")
+    parser.option("-a", "--all", help="also those that have expired or were revoked")
+    add_json(parser)
+
+
+def _ls(args: SimpleNamespace) -> int:
+    now = time.time()
+    found = [
+        token for token in Client().tokens(getattr(args, "for")) if args.all or _state(token, now) == "valid"
+    ]
+    if args.json:
+        show_json(found)
+        return 0
+    show_table(
+        ("ID", "NAME", "TENANT", "VERBS", "STATE", "USED", "EXPIRES IN"),
+        (
+            (
+                token["id"],
+                token["name"],
+                token["tenant"],
+                ",".join(token["verbs"]),
+                _state(token, now),
+                f"{ago(now - token['last_used_at'])} ago" if token["last_used_at"] else "",
+                ago(token["expires_at"] - now) if token["expires_at"] else "",
+            )
+            for token in found
+        ),
+    )
+    return 0
+
+
+def _state(token: dict[str, Any], now: float) -> str:
+    if token["revoked_at"] is not None:
+        return "revoked"
+    return "expired" if token["expires_at"] is not None and token["expires_at"] <= now else "valid"
+
+
+def _revoke_arguments(parser: Parser) -> None:
+    parser.argument("tokens", "TOKEN", "ids", count="+")
+
+
+def _revoke(args: SimpleNamespace) -> int:
+    with Client() as client:
+        for token in args.tokens:
+            client.revoke_token(token)
+    return 0
+
+
+def _add_tenant(parser: Parser) -> None:
+    parser.argument("tenant", "TENANT", "name of a tenant")
+    add_json(parser)
+
+
+def _set_arguments(parser: Parser) -> None:
+    parser.option("--environments", takes="NUMBER", convert=int, help="most at once")
+    parser.option("--cpus", takes="NUMBER", convert=float, help="cores, of all together")
+    parser.option("-m", "--memory", takes="SIZE", help="memory, of all together, e.g. 16g")
+    _add_tenant(parser)
+
+
+def _show(args: SimpleNamespace) -> int:
+    return _shown(Client().quota(args.tenant), args)
+
+
+def _set(args: SimpleNamespace) -> int:
+    quota = Client().set_quota(
+        args.tenant, environments=args.environments, cpus=args.cpus, memory=args.memory
+    )
+    return _shown(quota, args)
+
+
+def _shown(quota: dict[str, Any], args: SimpleNamespace) -> int:
+    if args.json:
+        show_json(quota)
+        return 0
+
+    def text(what: str, value: Any) -> str:
+        if value is None:
+            return "not limited"
+        return format_size(value) if what == "memory" else f"{value:g}"
+
+    names = ("environments", "cpus", "memory")
+    rows = [(name, text(name, quota["used"][name]), text(name, quota[name])) for name in names]
+    show_table(("WHAT", "IN USE", "QUOTA"), rows)
+    return 0
+
+
+VERBS = {
+    "token create": Verb(
+        "skerry token create [OPTIONS] NAME",
+        "Make a token and print it. It is shown this once; the daemon keeps only a hash of it.",
+        "skerry token create --for acme --lifetime 2592000 ci",
+        _create_arguments,
+        _create,
+    ),
+    "token ls": Verb(
+        "skerry token ls [--for TENANT] [-a] [--json]",
+        "List tokens.",
+        "skerry token ls -a",
+        _ls_arguments,
+        _ls,
+    ),
+    "token revoke": Verb(
+        "skerry token revoke TOKEN...",
+        "Revoke tokens. Requests and streams that are under way with them are cut.",
+        "skerry token revoke t4n8q2r6w1zc",
+        _revoke_arguments,
+        _revoke,
+    ),
+    "quota show": Verb(
+        "skerry quota show [--json] TENANT",
+        "Show what a tenant may have, and has.",
+        "skerry quota show acme",
+        _add_tenant,
+        _show,
+    ),
+    "quota set": Verb(
+        "skerry quota set [OPTIONS] TENANT",
+        "Set what a tenant may have; what is left out is not limited. Environments that it has already stay.",
+        "skerry quota set --environments 20 --cpus 8 --memory 16g acme",
+        _set_arguments,
+        _set,
+    ),
+}
