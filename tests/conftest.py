@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tests import leaks, postgres, support
 
@@ -23,6 +24,8 @@ def pytest_configure() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+    # The first loop makes a pipe that all later ones share, and that stays: it is no leak of a test.
+    uvloop.new_event_loop().close()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         SkerryError,
         StoreUnavailable,
         StoreUnusable,
+        TooSlow,
         Unauthorized,
         UnsupportedMediaType,
     )
@@ -111,6 +112,7 @@ __all__ = [
     "State",
     "StoreUnavailable",
     "StoreUnusable",
+    "TooSlow",
     "Unauthorized",
     "UnsupportedMediaType",
     "Usage",

@@ -7,7 +7,8 @@ the platform's faults.
     ├── InvalidRequest            the call itself is wrong
     │   ├── PathOutside           a path that leaves the writable places
     │   ├── MethodNotAllowed
-    │   └── UnsupportedMediaType
+    │   ├── UnsupportedMediaType
+    │   └── TooSlow               the request did not come in time
     ├── NotFound
     │   ├── EnvironmentNotFound
     │   ├── ExecutionNotFound
@@ -94,6 +95,12 @@ class MethodNotAllowed(InvalidRequest):
 class UnsupportedMediaType(InvalidRequest):
     code = "unsupported_media_type"
     status = 415
+
+
+class TooSlow(InvalidRequest):
+    code = "too_slow"
+    status = 408
+    grpc = "DEADLINE_EXCEEDED"
 
 
 class NotFound(SkerryError):

@@ -44,12 +44,27 @@ def _doctor(args: SimpleNamespace) -> int:
     return 1 if any(check["status"] == "failure" for check in checks) else 0
 
 
-def _nothing(parser: Parser) -> None:
-    pass
+def _serve_arguments(parser: Parser) -> None:
+    option = parser.option
+    option(
+        "--listen",
+        takes="HOST:PORT",
+        repeated=True,
+        help="serve others too, who need tokens (default: $SKERRY_LISTEN); port 0 for any",
+    )
+    option("--tls-cert", takes="FILE", help="certificate, with those between it and its CA; in PEM form")
+    option("--tls-key", takes="FILE", help="the key of the certificate, without a password")
+    option("--host-name", takes="NAME", repeated=True, help="a name that clients know this machine by")
 
 
 def _serve(args: SimpleNamespace) -> int:
-    return _become("skerry.daemon", "--foreground")
+    options = [f"--listen={place}" for place in args.listen]
+    options += [f"--host-name={name}" for name in args.host_name]
+    if args.tls_cert:
+        options.append(f"--tls-cert={args.tls_cert}")
+    if args.tls_key:
+        options.append(f"--tls-key={args.tls_key}")
+    return _become("skerry.daemon", "--foreground", *options)
 
 
 def _stop_arguments(parser: Parser) -> None:
@@ -94,10 +109,12 @@ VERBS = {
         _doctor,
     ),
     "serve": Verb(
-        "skerry serve",
-        "Run the daemon in the foreground. Without this, the first command starts it in the background.",
-        "SKERRY_HOME=/srv/skerry skerry serve",
-        _nothing,
+        "skerry serve [OPTIONS]",
+        "Run the daemon in the foreground. Without this, the first command starts it in the background.\n"
+        "With --listen it serves others too, by TCP: they need a token (skerry token create), and TLS unless\n"
+        "the address is of this machine alone.",
+        "skerry serve --listen 0.0.0.0:7443 --tls-cert cert.pem --tls-key key.pem --host-name box.example",
+        _serve_arguments,
         _serve,
     ),
     "stop": Verb(

@@ -43,11 +43,17 @@ def _parser() -> argparse.ArgumentParser:
         "--backend", help="serve every request with this backend, whatever isolation it gives"
     )
     parser.add_argument(
-        "--grpc",
+        "--listen",
+        action="append",
         metavar="HOST:PORT",
-        default=os.environ.get("SKERRY_GRPC"),
-        help="serve gRPC there, too (default: $SKERRY_GRPC)",
+        help="serve others too, with tokens (and SKERRY_LISTEN)",
     )
+    parser.add_argument("--grpc", metavar="HOST:PORT", help="serve gRPC, with tokens (or SKERRY_GRPC)")
+    parser.add_argument(
+        "--host-name", action="append", default=[], metavar="NAME", help="another name of ours"
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="our certificate, and those between it and the CA")
+    parser.add_argument("--tls-key", metavar="FILE", help="the key of the certificate")
     parser.add_argument(
         "--ready-fd", type=int, metavar="N", help="where to write 'ready', or why it did not start"
     )
@@ -64,9 +70,23 @@ def _run(options: argparse.Namespace) -> None:
 
     import uvloop
 
-    from skerry.daemon import app, logs, server
+    from skerry.daemon import app, listening, logs, server
 
     logs.configure()
+    doors = listening.open_doors(
+        options.listen or os.environ.get("SKERRY_LISTEN", "").replace(",", " ").split(),
+        *(options.host_name, options.tls_cert, options.tls_key),
+    )
+    place = options.grpc or os.environ.get("SKERRY_GRPC", "")
+    grpc = listening.grpc_addresses(place, secure=bool(options.tls_cert)) if place else []
+
+    def ready() -> None:
+        if options.foreground:
+            urls = (*(door.url for door in doors), *(f"grpc://{address}" for address in grpc))
+            for url in (f"unix://{home.socket}", *urls):
+                print(f"skerry: listening on {url}", file=sys.stderr, flush=True)
+        _tell(options, b"ready\n")
+
     gc.freeze()  # what is loaded by now stays: the collector need not look at it again and again
     lock = server.take_lock(home)
     try:
@@ -74,11 +94,12 @@ def _run(options: argparse.Namespace) -> None:
             runner.run(
                 app.serve(
                     home,
-                    lambda: _tell(options, b"ready\n"),
+                    ready,
+                    doors=doors,
                     backend=options.backend,
-                    # Only who is on this machine can start a daemon.
-                    idle_exit=None if options.foreground or options.grpc else options.idle_exit,
-                    grpc=[options.grpc] if options.grpc else [],
+                    idle_exit=None if options.foreground or doors or grpc else options.idle_exit,
+                    grpc=grpc,
+                    tls=(options.tls_cert, options.tls_key) if options.tls_cert else None,
                 )
             )
     finally:

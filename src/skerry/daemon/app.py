@@ -17,6 +17,7 @@ from skerry.backends.fake import FakeBackend
 from skerry.backends.namespace import NamespaceBackend
 from skerry.backends.registry import Registry
 from skerry.daemon.auth import Gate
+from skerry.daemon.doors import Door, UnixDoor
 from skerry.daemon.http import table
 from skerry.daemon.http.api import Api
 from skerry.daemon.http.operations import Engine
@@ -52,12 +53,15 @@ async def serve(
     home: Home,
     ready: Callable[[], None],
     *,
-    backend: str | None,
-    idle_exit: float | None,
+    doors: Sequence[Door] = (),
     grpc: Sequence[str] = (),
     tls: tuple[str, str] | None = None,
+    backend: str | None,
+    idle_exit: float | None,
 ) -> None:
     """Recover, serve until told to stop (or idle for `idle_exit` seconds). Raises SkerryError.
+
+    `doors` are open beside the unix socket; gRPC is served at the addresses `grpc`, over TLS if its files are given.
 
     SIGTERM leaves the environments to the next daemon; any other end deletes them.
     """
@@ -74,8 +78,8 @@ async def serve(
     grpc_server = _grpc_server(api, engine, grpc, tls) if grpc else None
     await asyncio.to_thread(store.sweep)
     await manager.recover()
-    sock = listen(home)
-    server = Server(api, ready)
+    own_door = UnixDoor(listen(home))
+    server = Server(api, [own_door, *doors], ready)
     loop = asyncio.get_running_loop()
     keep = False
 
@@ -88,7 +92,7 @@ async def serve(
         await grpc_server.start()
     loop.add_signal_handler(signal.SIGTERM, leave)
     loop.add_signal_handler(signal.SIGINT, stopping.set)
-    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    serving = asyncio.create_task(server.serve())
     idling = asyncio.create_task(_idle(server, manager, idle_exit, stopping.set)) if idle_exit else None
     sweeping = asyncio.create_task(_sweep(manager))
     guarding = asyncio.create_task(gate.watch())

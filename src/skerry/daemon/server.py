@@ -1,4 +1,4 @@
-"""The server on its unix socket: one daemon a home, and no strangers."""
+"""The server of a home, behind its doors: one daemon, however many try."""
 
 from __future__ import annotations
 
@@ -7,89 +7,31 @@ import contextlib
 import fcntl
 import os
 import socket
-import struct
 import time
-from asyncio import BaseTransport, Transport
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-import structlog
 import uvicorn
-from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from skerry.daemon.http.answers import problem
-from skerry.daemon.http.attach import LOST
-from skerry.daemon.peers import CUT, PEER, Peer
-from skerry.errors import Conflict, Denied, InvalidRequest, PlatformError
+from skerry.daemon.connections import Http, Patience, Porter, WebSocket
+from skerry.daemon.doors import Door, Listener
+from skerry.errors import Conflict, PlatformError
 from skerry.settings import Home
 
 LOCK_SECONDS = 20.0
-KEEP_ALIVE = 300
 GRACE_SECONDS = 5
-
-log = structlog.get_logger(component="daemon")
-
-
-class Http(HttpToolsProtocol):
-    """Serves processes of our own user and of root; all others get 403 for whatever they ask."""
-
-    def connection_made(self, transport: BaseTransport) -> None:
-        super().connection_made(cast(Transport, transport))
-        uid = peer_uid(self.transport)
-        self.app_state = {
-            **self.app_state,
-            PEER: Peer(f"uid {uid}", trusted=True),
-            CUT: self.transport.abort,
-        }
-        if uid not in (os.geteuid(), 0):
-            log.warning("foreign peer refused", uid=uid)
-            self.app = _refuse
-            self.ws_protocol_class = None
-
-    def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is answered as every other mistake."""
-        answer = problem(InvalidRequest(msg))
-        head = b"".join(b"%s: %s\r\n" % pair for pair in answer.raw_headers)
-        self.transport.write(
-            b"HTTP/1.1 400 Bad Request\r\n" + head + b"connection: close\r\n\r\n" + answer.body
-        )
-        self.transport.close()
-
-
-async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
-    error = Denied("this daemon belongs to another user", hint="set SKERRY_HOME to your own")
-    answer = problem(error)
-    answer.headers["connection"] = "close"
-    await answer(scope, receive, send)
-
-
-class WebSocket(WebSocketsSansIOProtocol):
-    """Tells the application when the connection is lost, even while the application does not read from it."""
-
-    def connection_made(self, transport: BaseTransport) -> None:
-        super().connection_made(transport)
-        self._lost: asyncio.Future[None] = self.loop.create_future()
-        self.app_state = {**self.app_state, LOST: self._lost}
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if not self._lost.done():
-            self._lost.set_result(None)
-
-
-def peer_uid(transport: Transport) -> int:
-    """The user at the other end, as the kernel knows it."""
-    credentials = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    _, uid, _ = struct.unpack("3i", credentials)
-    return int(uid)
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers and tick. `ready` is called when it serves; `stop()` ends it."""
+    """uvicorn with doors of our own, without its signal handlers and tick.
 
-    def __init__(self, app: Any, ready: Callable[[], None]) -> None:
+    `ready` is called when it serves; `stop()` ends it, and closes the doors.
+    """
+
+    def __init__(
+        self, app: Any, doors: Sequence[Door], ready: Callable[[], None], patience: Patience | None = None
+    ) -> None:
+        self._patience = patience or Patience()
         super().__init__(
             uvicorn.Config(
                 app,
@@ -101,7 +43,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 date_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE,
+                timeout_keep_alive=self._patience.idle,  # type: ignore[arg-type]
                 timeout_graceful_shutdown=GRACE_SECONDS,
                 # A peer that died is noticed by the failing write; one that reads slowly may take its time.
                 ws_ping_interval=5.0,
@@ -109,6 +51,8 @@ class Server(uvicorn.Server):
                 ws_per_message_deflate=False,
             )
         )
+        self._doors = doors
+        self._listeners: list[Listener] = []
         self._ready = ready
         self._stopping = asyncio.Event()
 
@@ -127,6 +71,20 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.servers = []
+        self._listeners = [Listener(door, self._connection, self._patience) for door in self._doors]
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self._listeners:
+            listener.close()
+        await super().shutdown(sockets)
+
+    def _connection(self, porter: Porter) -> Http:
+        loop = asyncio.get_running_loop()
+        return Http(porter, self._patience, self.config, self.server_state, loop)
 
     async def main_loop(self) -> None:
         self._ready()

@@ -22,7 +22,7 @@ from skerry.daemon.grpc.problems import problem, refuse
 from skerry.daemon.http.attach import LOST
 from skerry.daemon.http.operations import EVENTS, NDJSON
 from skerry.daemon.peers import CUT, PEER, Peer
-from skerry.errors import InvalidRequest, PlatformError, SkerryError, Unauthorized, from_dict
+from skerry.errors import InvalidRequest, PlatformError, SkerryError, TooSlow, Unauthorized, from_dict
 
 FIRST_SECONDS = 10.0
 """Within this time a call that sends many messages sends its first, which has what the gate looks at."""
@@ -138,12 +138,14 @@ async def _answer(method: Method, exchange: Exchange, context: Context) -> Messa
 
 
 async def _first(asked: AsyncIterator[Any]) -> Any:
-    """Raises InvalidRequest."""
+    """Raises InvalidRequest, TooSlow."""
     try:
         async with asyncio.timeout(FIRST_SECONDS):
             return await anext(asked)
-    except (TimeoutError, StopAsyncIteration):
+    except StopAsyncIteration:
         raise InvalidRequest("no message came") from None
+    except TimeoutError:
+        raise TooSlow(f"no message came within {FIRST_SECONDS:g} s") from None
 
 
 async def _whole(body: bytes) -> AsyncIterator[Event]:

@@ -1,0 +1,173 @@
+"""One connection, from its first byte to its last: who is there, and for how long we wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import AbstractEventLoop, BaseTransport, TimerHandle, Transport
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import structlog
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+
+from skerry.daemon.http.answers import problem
+from skerry.daemon.http.attach import LOST
+from skerry.daemon.peers import CUT, PEER, Peer
+from skerry.errors import InvalidRequest, SkerryError, TooSlow
+
+log = structlog.get_logger(component="daemon")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds that we wait for the other side."""
+
+    handshake: float = 10.0
+    head: float = 10.0
+    """From the first byte of a request (or the beginning of the connection) to the end of its head."""
+    body: float = 30.0
+    """Without a byte of a body, while we would take some."""
+    idle: float = 300.0
+    """Between two requests."""
+    silence: float = 300.0
+    """Without an acknowledgement, by the other machine, of anything."""
+
+
+class Porter(Protocol):
+    """Decides who comes in."""
+
+    def greet(self, transport: Transport) -> Peer:
+        """Who this is. Raises the SkerryError that all its requests are answered with."""
+
+    def check(self, scope: Scope) -> None:
+        """Look at the head of a request. Raises the SkerryError that it is answered with."""
+
+
+class Http(HttpToolsProtocol):
+    """HTTP until the connection ends or becomes a WebSocket. `lost` is done when it has ended, as whichever."""
+
+    def __init__(
+        self,
+        porter: Porter,
+        patience: Patience,
+        config: uvicorn.Config,
+        state: ServerState,
+        loop: AbstractEventLoop,
+    ) -> None:
+        super().__init__(config, state, {}, loop)
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self._porter = porter
+        self._patience = patience
+        self._late: TimerHandle | None = None
+        """Ends what takes too long: a head, or a body."""
+        self._heard = 0.0
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        super().connection_made(cast(Transport, transport))
+        self.app_state = {CUT: self.transport.abort, LOST: self.lost}
+        try:
+            self.app_state[PEER] = self._porter.greet(self.transport)
+        except SkerryError as error:
+            self._refuse(error)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_waiting()
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = self.loop.time()
+        super().data_received(data)
+        if self._late is not None or self not in self.connections or self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            if self.timeout_keep_alive_task is None:  # else the data was a whole request, answered already
+                self._expect_head()
+        elif self.cycle.more_body:
+            self._expect_body(self._patience.body)
+
+    def on_headers_complete(self) -> None:
+        self._stop_waiting()
+        try:
+            self._porter.check(cast(Scope, self.scope))
+        except SkerryError as error:
+            self._refuse(error)
+        super().on_headers_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Not `close`: that would wait until everything is sent, to somebody who may not read it."""
+        self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is answered as every other mistake."""
+        self._say(InvalidRequest(msg))
+
+    def _refuse(self, error: SkerryError) -> None:
+        """Answer everything with this error. The first answer is also the last."""
+        self.app = _Refusal(error)
+        self.ws_protocol_class = None
+
+    def _expect_head(self) -> None:
+        self._late = self.loop.call_later(self._patience.head, self._too_slow, "the head of a request")
+
+    def _expect_body(self, seconds: float) -> None:
+        self._late = self.loop.call_later(seconds, self._look_at_body)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _look_at_body(self) -> None:
+        self._late = None
+        cycle = self.cycle
+        if cycle.response_complete or not cycle.more_body:
+            return
+        if self.flow.read_paused or cycle.waiting_for_100_continue:  # it is not the client who is slow
+            self._heard = self.loop.time()
+        left = self._heard + self._patience.body - self.loop.time()
+        if left > 0:
+            self._expect_body(left)
+        else:
+            self._too_slow("the body of a request")
+
+    def _too_slow(self, what: str) -> None:
+        self._late = None
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.abort()
+        else:
+            self._say(TooSlow(f"{what} took too long"))
+
+    def _say(self, error: SkerryError) -> None:
+        """Answer without the application, and close."""
+        answer = problem(error)
+        head = b"".join(b"%s: %s\r\n" % pair for pair in answer.raw_headers)
+        body = bytes(answer.body)
+        self.transport.write(b"HTTP/1.1 %d \r\n%bconnection: close\r\n\r\n%b" % (error.status, head, body))
+        self.transport.close()
+
+
+class _Refusal:
+    def __init__(self, error: SkerryError) -> None:
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = problem(self._error)
+        answer.headers["connection"] = "close"
+        await answer(scope, receive, send)
+
+
+class WebSocket(WebSocketsSansIOProtocol):
+    """What an Http became. Tells the application when it is lost, even while nobody reads from it."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        lost: asyncio.Future[None] = self.app_state[LOST]
+        if not lost.done():
+            lost.set_result(None)

@@ -1,0 +1,465 @@
+"""The doors of the daemon, with a small application behind them: who comes in, and who is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import json
+import os
+import socket
+import ssl
+import tempfile
+from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+import uvloop
+from starlette.types import Receive, Scope, Send
+
+from skerry.daemon import doors
+from skerry.daemon.connections import Patience
+from skerry.daemon.doors import Door, TcpDoor, UnixDoor
+from skerry.daemon.listening import open_doors
+from skerry.daemon.peers import CUT, cut_of, peer_of
+from skerry.daemon.server import Server
+from skerry.errors import InvalidRequest
+from tests import certificates
+
+SHORT = Patience(handshake=0.4, head=0.4, body=0.4)
+LONG = Patience()
+KINDS = ("unix", "tcp", "tls")
+UPGRADE = "upgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\n"
+UPGRADE += "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+
+
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    """`/stream` never ends, `/cut` ends its connection, everything else says who is there and what came."""
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.accept"})
+        if scope["path"] == "/cut":
+            cut_of(scope)()
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+        return
+    if scope["path"] == "/early":
+        await answer(send, b"{}")
+        return
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        size, more = size + len(message["body"]), message["more_body"]
+    if scope["path"] in ("/stream", "/cut"):
+        await send({"type": "http.response.start", "status": 200})
+        if scope["path"] == "/cut":
+            cut_of(scope)()
+        left = asyncio.create_task(gone(receive))
+        while not left.done():
+            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+            await asyncio.sleep(0)
+        return
+    peer = peer_of(scope)
+    transport = scope["state"][CUT].__self__
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)]
+    sock = transport.get_extra_info("socket")
+    kept = [sock.getsockopt(*option) for option in options] if sock.family != socket.AF_UNIX else []
+    body = {"peer": peer.address, "trusted": peer.trusted, "size": size, "kept": kept}
+    await answer(send, json.dumps(body).encode())
+
+
+async def answer(send: Send, body: bytes) -> None:
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class House:
+    """A server with one door, and the way there."""
+
+    def __init__(self, kind: str, server: Server, door: Door, path: str) -> None:
+        self.kind = kind
+        self.server = server
+        self.door = door
+        self._path = path
+
+    async def connect(self, *, handshake: bool = True) -> tuple[StreamReader, StreamWriter]:
+        if self.kind == "unix":
+            return await asyncio.open_unix_connection(self._path)
+        context = None
+        if self.kind == "tls" and handshake:
+            context = ssl.create_default_context(cafile=certificates.make().ca)
+        return await asyncio.open_connection(*self.door.sock.getsockname()[:2], ssl=context)
+
+    async def say(self, text: str | bytes, *, handshake: bool = True) -> tuple[StreamReader, StreamWriter]:
+        """A connection on which this has been sent."""
+        reader, writer = await self.connect(handshake=handshake)
+        writer.write(text.encode() if isinstance(text, str) else text)
+        await writer.drain()
+        return reader, writer
+
+    async def ask(self, path: str = "/", headers: str = "host: localhost\r\n") -> tuple[int, Any]:
+        """One request on a connection of its own."""
+        reader, writer = await self.say(f"GET {path} HTTP/1.1\r\n{headers}\r\n")
+        try:
+            return await response(reader)
+        finally:
+            await close(writer)
+
+
+async def response(reader: StreamReader) -> tuple[int, Any]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
+    return int(head.split(" ")[1]), json.loads(await reader.readexactly(length))
+
+
+async def close(writer: StreamWriter) -> None:
+    writer.transport.abort()
+    with suppress(OSError):
+        await writer.wait_closed()
+
+
+async def ended(reader: StreamReader) -> bytes:
+    """What still comes until the other side ends the connection."""
+    data = b""
+    with suppress(ConnectionError):
+        while more := await reader.read(65536):
+            data = (data + more)[-65536:]
+    return data
+
+
+@asynccontextmanager
+async def house(kind: str, patience: Patience = LONG, most: int | None = None) -> AsyncIterator[House]:
+    with tempfile.TemporaryDirectory(prefix="skerry-test-", dir="/tmp") as folder:
+        path = f"{folder}/daemon.sock"
+        door: Door
+        if kind == "unix":
+            sock = socket.socket(socket.AF_UNIX)
+            sock.bind(path)
+            sock.listen(1024)
+            door = UnixDoor(sock)
+        else:
+            made = certificates.make() if kind == "tls" else None
+            files = (made.cert, made.key) if made is not None else (None, None)
+            (door,) = open_doors(["127.0.0.1:0"], ["skerry.test"], *files)
+        door.most = most or door.most
+        ready = asyncio.Event()
+        server = Server(application, [door], ready.set, patience)
+        serving = asyncio.create_task(server.serve())
+        await ready.wait()
+        try:
+            yield House(kind, server, door, path)
+        finally:
+            server.stop()
+            await serving
+
+
+Test = Callable[..., Awaitable[None]]
+
+
+def in_loop(test: Test) -> Callable[..., None]:
+    """Run an async test in the daemon's kind of loop; an error that nobody retrieved fails it."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        unhandled: list[Any] = []
+
+        async def main() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+            await test(*args, **kwargs)
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
+        assert not unhandled
+
+    return run
+
+
+each_door = pytest.mark.parametrize("kind", KINDS)
+
+
+@each_door
+@in_loop
+async def test_who_is_there(kind: str) -> None:
+    async with house(kind) as there:
+        status, body = await there.ask()
+        assert status == 200
+        if kind == "unix":
+            assert body == {"peer": f"uid {os.geteuid()}", "trusted": True, "size": 0, "kept": []}
+        else:
+            assert body["peer"].startswith("127.0.0.1:")
+            assert (body["trusted"], body["kept"]) == (False, [1, 30])
+
+
+@each_door
+@pytest.mark.parametrize("what", ["GET /cut HTTP/1.1\r\nhost: localhost\r\n", "websocket"])
+@in_loop
+async def test_a_connection_can_be_cut(kind: str, what: str) -> None:
+    async with house(kind) as there:
+        head = what if what != "websocket" else f"GET /cut HTTP/1.1\r\nhost: localhost\r\n{UPGRADE}"
+        reader, writer = await there.say(f"{head}\r\n")
+        await ended(reader)
+        await close(writer)
+        assert (await there.ask())[0] == 200
+
+
+async def drip(writer: StreamWriter) -> None:
+    """A head without an end, byte by byte."""
+    with suppress(ConnectionError):
+        while not writer.transport.is_closing():
+            writer.write(b"x")
+            await asyncio.sleep(0.1)
+
+
+@each_door
+@pytest.mark.slow
+@in_loop
+async def test_others_are_served_beside_200_slow_clients(kind: str) -> None:
+    """50 that say nothing, 50 with a slow head, 50 with a slow body; and 50 that do not read, which may stay."""
+    body = "POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nab"
+    async with house(kind, SHORT) as there:
+        slow = [await there.connect(handshake=False) for _ in range(50)]
+        slow += [await there.say("GET / HTTP/1.1\r\nx: ") for _ in range(50)]
+        dripping = [asyncio.create_task(drip(writer)) for _, writer in slow[50:]]
+        slow += [await there.say(body) for _ in range(50)]
+        deaf = [await there.say("GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n") for _ in range(50)]
+        for _ in range(20):
+            assert (await there.ask())[0] == 200
+        said = await asyncio.gather(*(ended(reader) for reader, _ in slow))
+        told = [b'"code":"too_slow"' in answer for answer in said]
+        assert all(told[50:])
+        assert all(told[:50]) or kind == "tls"  # there is no way to say it before the handshake
+        await asyncio.gather(*dripping)
+        for _, writer in slow:
+            await close(writer)
+        assert (await there.ask())[0] == 200
+        assert len(there.server.server_state.connections) >= 50
+        for _, writer in deaf:
+            await close(writer)
+
+
+@each_door
+@in_loop
+async def test_a_body_may_be_slow_while_it_gets_on(kind: str) -> None:
+    async with house(kind, SHORT) as there:
+        reader, writer = await there.say("POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n")
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            writer.write(b"x")
+        assert (await response(reader))[1]["size"] == 10
+        await close(writer)
+
+
+@each_door
+@pytest.mark.parametrize("more", [b"\r\n", b"GET"])
+@in_loop
+async def test_a_kept_connection_is_not_kept_for_a_few_bytes(kind: str, more: bytes) -> None:
+    async with house(kind, SHORT) as there:
+        reader, writer = await there.say("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await response(reader))[0] == 200
+        writer.write(more)
+        assert b"408" in await ended(reader)
+        await close(writer)
+
+
+@each_door
+@in_loop
+async def test_a_body_that_nobody_waits_for(kind: str) -> None:
+    """The answer came before it: what still trickles in keeps the connection no longer than a head would."""
+    async with house(kind, SHORT) as there:
+        reader, writer = await there.say(
+            "POST /early HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9999\r\n\r\n"
+        )
+        assert (await response(reader))[0] == 200
+        dripping = asyncio.create_task(drip(writer))
+        await ended(reader)
+        await dripping
+        await close(writer)
+
+
+@each_door
+@in_loop
+async def test_an_idle_connection_is_not_kept_for_ever(kind: str) -> None:
+    async with house(kind, Patience(idle=0.2)) as there:
+        reader, writer = await there.say("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await response(reader))[0] == 200
+        assert await ended(reader) == b""
+        await close(writer)
+
+
+@each_door
+@in_loop
+async def test_a_full_house(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "RESERVE", 2)
+    async with house(kind, most=3) as there:
+        inside = [await there.say("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n") for _ in range(3)]
+        for reader, _ in inside:
+            assert (await response(reader))[0] == 200
+        status, body = await there.ask()
+        assert (status, body["code"], body["retryable"]) == (503, "daemon_unavailable", True)
+        waiting = [await there.connect() for _ in range(2)]
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await there.ask()
+        for _, writer in (*waiting, inside.pop()):
+            await close(writer)
+        while (await there.ask())[0] != 200:  # noqa: ASYNC110 (nothing here tells when the server has heard of it)
+            await asyncio.sleep(0.01)
+        for _, writer in inside:
+            await close(writer)
+
+
+@pytest.mark.parametrize("kind", ["tls"])
+@in_loop
+async def test_handshakes_count(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that never speaks TLS takes a descriptor like any other."""
+    monkeypatch.setattr(doors, "RESERVE", 0)
+    async with house(kind, Patience(handshake=0.4), most=3) as there:
+        slow = [await there.connect(handshake=False) for _ in range(3)]
+        with pytest.raises(ConnectionError):
+            await there.ask()
+        for reader, writer in slow:
+            await ended(reader)
+            await close(writer)
+        assert (await there.ask())[0] == 200
+
+
+@each_door
+@in_loop
+async def test_without_descriptors_it_tries_again(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "TRY_AGAIN", 0.05)
+    failed: list[bool] = []
+
+    class Poor:
+        """A socket that first has no descriptor to give."""
+
+        def __init__(self, sock: socket.socket) -> None:
+            self._sock = sock
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._sock, name)
+
+        def accept(self) -> Any:
+            if len(failed) < 2:
+                failed.append(True)
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self._sock.accept()
+
+    async with house(kind) as there:
+        there.door.sock = Poor(there.door.sock)  # type: ignore[assignment]
+        assert (await there.ask())[0] == 200
+        assert len(failed) == 2
+
+
+@in_loop
+async def test_a_machine_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with house("tcp", Patience(silence=0.2)) as there:
+        silence = TcpDoor.silence
+        reader, writer = await there.say("GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await reader.readexactly(10)
+        heard: list[float] = []
+
+        def deaf(door: TcpDoor, transport: asyncio.Transport) -> float:
+            heard.append(silence(door, transport))
+            return 1.0
+
+        monkeypatch.setattr(TcpDoor, "silence", deaf)
+        await ended(reader)
+        assert 0 <= heard[0] < 60
+        await close(writer)
+
+
+@each_door
+@in_loop
+async def test_the_end_of_the_server_ends_its_connections(kind: str) -> None:
+    async with house(kind) as there:
+        reader, writer = await there.say("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await response(reader))[0] == 200
+        there.server.stop()
+        assert await ended(reader) == b""
+        await close(writer)
+        with pytest.raises(OSError):  # noqa: PT011 (each door fails in its own way)
+            await there.connect()
+
+
+REFUSED = [
+    ("", 400),
+    ("host:\r\n", 400),
+    ("host: localhost\r\nhost: localhost\r\n", 400),
+    ("host: evil.example\r\n", 403),
+    ("host: 127.0.0.1.evil.example\r\n", 403),
+    ("host: [::2]:80\r\n", 403),
+    ("host: localhost\r\norigin: null\r\n", 403),
+    ("host: localhost\r\norigin: http://evil.example\r\n", 403),
+    ("host: localhost:80\r\norigin: http://localhost:81\r\n", 403),
+    ("host: localhost:80\r\norigin: ftp://localhost:80\r\n", 403),
+    ("host: localhost:80\r\norigin: {scheme}://localhost:80\r\norigin: http://evil.example\r\n", 403),
+]
+WELCOME = [
+    "host: localhost\r\n",
+    "HOST: LocalHost:7000\r\n",
+    "host: 127.0.0.1:7000\r\n",
+    "host: [::1]:7000\r\n",
+    "host: skerry.test.:7000\r\n",
+    "host: SKERRY.test:7000\r\norigin: {scheme}://skerry.test:7000\r\n",
+]
+
+
+@pytest.mark.parametrize("kind", ["tcp", "tls"])
+@in_loop
+async def test_names_and_pages(kind: str) -> None:
+    scheme = {"tcp": "http", "tls": "https"}[kind]
+    async with house(kind) as there:
+        for headers, status in REFUSED:
+            for more in ("", UPGRADE):
+                got, body = await there.ask(headers=headers.format(scheme=scheme) + more)
+                assert (got, body["status"]) == (status, status), headers
+        for headers in WELCOME:
+            assert (await there.ask(headers=headers.format(scheme=scheme)))[0] == 200
+            upgrade = headers.format(scheme=scheme) + UPGRADE
+            reader, writer = await there.say(f"GET / HTTP/1.1\r\n{upgrade}\r\n")
+            assert b" 101 " in await reader.readline()
+            await close(writer)
+
+
+@in_loop
+async def test_the_unix_socket_has_no_name() -> None:
+    async with house("unix") as there:
+        for headers in ("", "host: anything\r\n"):
+            assert (await there.ask(headers=headers))[0] == 200
+
+
+def test_what_can_be_listened_on() -> None:
+    made = certificates.make()
+    for place, cert, key, words in [
+        ("0.0.0.0:0", None, None, "without TLS"),
+        ("[::]:0", None, None, "without TLS"),
+        ("127.0.0.1", None, None, "not an address"),
+        ("::1:70", None, None, "not an address"),
+        (":70", None, None, "not an address"),
+        ("127.0.0.1:65536", None, None, "not an address"),
+        ("127.0.0.1:http", None, None, "not an address"),
+        ("no.such.host.invalid:70", None, None, "cannot listen"),
+        ("127.0.0.1:0", made.cert, None, "go together"),
+        ("127.0.0.1:0", made.cert, made.ca, "cannot use the certificate"),
+        ("127.0.0.1:0", made.cert, "/nothing", "No such file"),
+    ]:
+        with pytest.raises(InvalidRequest, match=words):
+            open_doors([place], [], cert, key)
+    (door,) = open_doors(["127.0.0.1:0"], [], None, None)
+    with door.sock:
+        assert door.url == f"http://127.0.0.1:{door.sock.getsockname()[1]}"
+        taken = door.url.partition("//")[2]
+        with pytest.raises(InvalidRequest, match="in use"):
+            open_doors(["127.0.0.1:0", taken], [], None, None)
+    (door,) = open_doors(["127.0.0.2:0"], [], made.cert, made.key)
+    with door.sock:
+        assert door.url.startswith("https://127.0.0.2:")
