@@ -540,6 +540,7 @@ def test_without_tls_it_serves_loopback_alone(home: Path) -> None:
 
 def test_a_port_that_is_taken_is_not_shared(home: Path) -> None:
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC would by itself
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
