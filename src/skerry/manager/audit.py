@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import structlog
 
-from skerry.errors import SkerryError, StoreUnavailable
+from skerry.errors import SkerryError, StoreUnavailable, StoreUnusable
 from skerry.manager.caller import Caller
 from skerry.store.audit import Entry
 
@@ -89,17 +89,18 @@ class Act:
         """The same, together with something else that must be written down."""
         try:
             written = await write(self.entry("intent", detail=self._detail))
-        except StoreUnavailable as error:
-            log.error("refused: not written down", action=self._action, error=str(error))
-            # What is wrong with the database is the operator's business.
-            reason = "" if self.caller.token else f": {error.message}"
-            raise StoreUnavailable(
-                f"nothing was done, because the audit cannot be written{reason}",
-                hint="try again" if self.caller.token else error.hint,
-                detail=error.detail,
-            ) from error
+        except (StoreUnavailable, StoreUnusable) as error:
+            raise self._refused(error) from error
         self._begun = True
         return written
+
+    def _refused(self, error: SkerryError) -> StoreUnavailable:
+        log.error("refused: not written down", action=self._action, error=str(error))
+        # What is wrong with the database is the operator's business.
+        reason, hint = ("", "try again") if self.caller.token else (f": {error.message}", error.hint)
+        return StoreUnavailable(
+            f"nothing was done, because the audit cannot be written{reason}", hint=hint, detail=error.detail
+        )
 
     def end(self, outcome: str, usage: Usage | None = None, **detail: Any) -> None:
         """Write the result down, unless there is no intent. Nobody waits for it."""

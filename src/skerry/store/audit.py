@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from skerry.errors import Conflict, StoreUnavailable
 from skerry.store.connection import Connection
 from skerry.store.table import MOST_OF_A_PAGE, Table, Where, canonical, page_size
 
@@ -87,7 +88,7 @@ _insert = "INSERT INTO audit ({}) VALUES ({})".format(
 
 
 def append(tx: Connection, tenant: str, entries: Iterable[Entry]) -> Head:
-    """Add entries at the end of the tenant's chain; its new head."""
+    """Add entries at the end of the tenant's chain; its new head. Raises StoreUnavailable."""
     last = _lock_head(tx, tenant)
     seq, previous = last.seq, last.hash
     for entry in entries:
@@ -95,7 +96,10 @@ def append(tx: Connection, tenant: str, entries: Iterable[Entry]) -> Head:
         values: dict[str, Any] = {name: getattr(entry, name) for name in _entry_columns}
         values.update(tenant=tenant, seq=seq, at=float(entry.at))
         previous = values["hash"] = _link(previous, values)
-        tx.run(_insert, _table.dump(values))
+        try:
+            tx.run(_insert, _table.dump(values))
+        except Conflict as error:  # a constraint or a trigger that somebody added
+            raise StoreUnavailable(error.message) from error
     tx.run(
         "UPDATE audit_heads SET seq = :seq, hash = :hash WHERE tenant = :tenant",
         {"tenant": tenant, "seq": seq, "hash": previous},
