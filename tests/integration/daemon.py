@@ -56,7 +56,11 @@ class Daemon:
 
     @contextmanager
     def request(
-        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Iterator[http.client.HTTPResponse]:
         """The answer, its body still to be read."""
         headers = dict(headers or {})
@@ -67,6 +71,16 @@ class Daemon:
         try:
             connection.request(method, path, body, headers)
             yield connection.getresponse()
+        finally:
+            connection.close()
+
+    @contextmanager
+    def asked(self, method: str, path: str, body: dict[str, Any]) -> Iterator[None]:
+        """While a request is under way, whose answer nobody reads."""
+        connection = Connection(self.socket)
+        try:
+            connection.request(method, path, json.dumps(body), {"content-type": "application/json"})
+            yield
         finally:
             connection.close()
 

@@ -322,3 +322,29 @@ def test_follow(daemon: Daemon) -> None:
         daemon.execute(environment, "true")
         kinds = [json.loads(stream.readline())["kind"] for _ in range(2)]
     assert kinds == ["intent", "result"]
+
+
+def test_what_a_killed_daemon_had_begun_gets_its_result(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKERRY_DATABASE", store_url)
+    with support.temporary_home() as home:
+        with started(home, "--backend", "fake") as daemon:
+            environment = daemon.create()
+            base = f"/environments/{environment}"
+            body = {"argv": ["sh", "-c", "echo up; exec sleep 1000"]}
+            kept = daemon.call("POST", f"{base}/executions", body, expect=201)["execution_id"]
+            with daemon.asked("POST", f"{base}/execute", body):
+                while len(begun := rows(daemon, action="execution", kind="intent")) < 2:
+                    pass
+                lost = begun[1]["detail"]["execution_id"]
+                daemon.kill()
+        with started(home, "--backend", "fake") as daemon:
+            found = rows(daemon, action="execution", kind="result")
+            assert [(row["detail"]["execution_id"], row["outcome"]) for row in found] == [(lost, "internal")]
+            assert found[0]["request_id"]
+            assert found[0]["request_id"] in {row["request_id"] for row in rows(daemon, kind="intent")}
+            daemon.call("DELETE", f"{base}/executions/{kept}")
+            last = rows(daemon, action="execution", kind="result")[-1]
+            assert (last["detail"]["execution_id"], last["outcome"]) == (kept, "canceled")
+            assert daemon.call("GET", "/audit/verify")["intact"]

@@ -463,3 +463,14 @@ def test_a_foreign_user_gets_nothing_but_403(daemon: Daemon, request_line: str, 
     assert head.startswith(b"HTTP/1.1 403 ")
     assert json.loads(body)["code"] == "denied"
     assert b"version" not in body
+
+
+def test_what_was_used_is_known_after_the_end(daemon: Daemon) -> None:
+    environment = daemon.create()
+    daemon.execute(environment, ["sh", "-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"])
+    alive = daemon.call("GET", f"/environments/{environment}/usage")
+    daemon.call("DELETE", f"/environments/{environment}")
+    ended = daemon.call("GET", f"/environments/{environment}")["usage"]
+    assert ended == daemon.call("GET", f"/environments/{environment}/usage")
+    if alive["cpu_seconds"] is not None:
+        assert ended["cpu_seconds"] >= alive["cpu_seconds"] > 0

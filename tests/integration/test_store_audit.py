@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skerry.errors import Conflict, InvalidRequest
+from skerry.errors import InvalidRequest, StoreUnavailable
 from skerry.store import Connection, Store, audit
 from skerry.store.audit import AuditRow, Broken, Head
 from tests.integration.stores import NOW, entry, on, writer
@@ -206,7 +206,7 @@ def test_what_cannot_be_stored_is_refused_and_leaves_no_gap(store_url: str) -> N
     async def test(store: Store) -> None:
         await fill(store, 1)
         bad = [
-            (entry(kind="gossip"), Conflict),
+            (entry(kind="gossip"), StoreUnavailable),
             (entry(request_id="\udcff"), InvalidRequest),
             (entry(detail={"x": float("nan")}), ValueError),
         ]

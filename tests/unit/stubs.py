@@ -20,7 +20,7 @@ from skerry.manager.execution import Execution
 from skerry.manager.records import Records
 from skerry.models import Enforcement, Outcome, State, Usage
 from skerry.policy import Policy
-from skerry.store.audit import Entry
+from skerry.store.audit import AuditRow, Entry
 from skerry.store.environments import EnvironmentRecord
 from skerry.store.executions import ExecutionRecord
 
@@ -315,7 +315,7 @@ class StubRecords:
     ) -> asyncio.Future[None]:
         return self._done()
 
-    def audit(self, tenant: str, entry: Entry) -> asyncio.Future[None]:
+    def audit(self, tenant: str, entry: Entry, *, later: bool = False) -> asyncio.Future[None]:
         return self._done()
 
     def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]:
@@ -331,6 +331,9 @@ class StubRecords:
         return []
 
     async def executions(self, environment_id: str) -> list[ExecutionRecord]:
+        return []
+
+    async def unfinished(self, environment: Environment) -> list[AuditRow]:
         return []
 
     def _done(self) -> asyncio.Future[None]:

@@ -138,8 +138,7 @@ VERBS = {
     ),
     "audit verify": Verb(
         "skerry audit verify [--seq SEQ --hash HASH] [--json]",
-        "Check that no row was changed, removed or moved, and print number and hash of the last one. Exit code 1 if "
-        "it does not hold.",
+        "Check that no row was changed, removed or moved (else exit code 1); print number and hash of the last.",
         "skerry audit verify --seq 17 --hash 5feceb66ffc8...",
         _verify_arguments,
         _verify,

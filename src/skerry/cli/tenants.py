@@ -24,7 +24,7 @@ def _create_arguments(parser: Parser) -> None:
         "--verb",
         takes="VERB",
         repeated=True,
-        help="what it allows: read, create, execute, write, delete (these by default), images, audit, admin",
+        help="read, create, execute, write, delete (these by default), images, audit, admin",
     )
     parser.option(
         "--lifetime", takes="SECONDS", convert=float, help="it expires after this long (default: never)"

@@ -106,7 +106,8 @@ class Act:
         """Write the result down, unless there is no intent. Nobody waits for it."""
         if self._begun:
             self._begun = False
-            note(self._records.audit(self.caller.tenant, self.entry("result", outcome, usage, detail)))
+            entry = self.entry("result", outcome, usage, detail)
+            note(self._records.audit(self.caller.tenant, entry, later=True))
 
     def failed(self, error: BaseException) -> None:
         self.end(error.code if isinstance(error, SkerryError) else CANCELED)

@@ -202,6 +202,7 @@ class EnvironmentManager:
         self._live[environment.id] = environment
         if environment.name:
             self._names[environment.tenant, environment.name] = environment
+        await self._finish_audit(environment, {each.id for each in await self._records.executions(record.id)})
         try:
             if record.boot_id != boot_id():
                 raise EnvironmentNotFound("the host was restarted")
@@ -224,6 +225,16 @@ class EnvironmentManager:
         )
         note(self._records.changed(environment, State.RUNNING, recovered))
         log.warning("recovered", environment=environment.id, lost_executions=lost)
+
+    async def _finish_audit(self, environment: Environment, kept: Container[str]) -> None:
+        """Give a result to what an earlier daemon has begun, but for executions that may still run."""
+        for row in await self._records.unfinished(environment):
+            if row.detail.get("execution_id") in kept and row.action == "execution":
+                continue
+            caller = Caller(environment.tenant, token=row.token, peer=row.peer, request_id=row.request_id)
+            act = Act(self._records, caller, row.action, environment.subject, {}, begun=True)
+            told = {name: row.detail[name] for name in ("execution_id",) if name in row.detail}
+            act.end(str(Outcome.INTERNAL), **told, reason="the daemon ended before it was known")
 
     def _remembered(self, record: EnvironmentRecord, backend: Backend) -> Environment:
         image = Image(record.image, record.image_digest, "", None, {}, 0, 0.0, "")

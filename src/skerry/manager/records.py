@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from skerry.models import Outcome, State
 from skerry.policy import Limits, Policy
 from skerry.store import Connection, Store, audit, environments, executions, quotas
-from skerry.store.audit import Entry
+from skerry.store.audit import AuditRow, Entry
 from skerry.store.environments import EnvironmentRecord
 from skerry.store.executions import ExecutionRecord
 
@@ -53,7 +53,9 @@ class Records(Protocol):
         """Its new state, and what the audit shall tell of it."""
         ...
 
-    def audit(self, tenant: str, entry: Entry) -> asyncio.Future[None]: ...
+    def audit(self, tenant: str, entry: Entry, *, later: bool = False) -> asyncio.Future[None]:
+        """`later`: nobody waits for it."""
+        ...
 
     def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]: ...
 
@@ -69,6 +71,10 @@ class Records(Protocol):
 
     async def executions(self, environment_id: str) -> list[ExecutionRecord]:
         """Those that run as far as is known."""
+        ...
+
+    async def unfinished(self, environment: Environment) -> list[AuditRow]:
+        """What was begun in it, by an earlier daemon, and has no result in the audit."""
         ...
 
 
@@ -171,11 +177,11 @@ class StoredRecords:
 
         return self._store.write(work)
 
-    def audit(self, tenant: str, entry: Entry) -> asyncio.Future[None]:
+    def audit(self, tenant: str, entry: Entry, *, later: bool = False) -> asyncio.Future[None]:
         def work(tx: Connection) -> None:
             audit.append(tx, tenant, (entry,))
 
-        return self._store.write(work)
+        return self._store.write(work, later=later)
 
     def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]:
         command, caller = execution.command, execution.caller
@@ -228,3 +234,6 @@ class StoredRecords:
         return await self._store.read(
             lambda tx: executions.find(tx, environment_id, running=True, limit=REMEMBERED)
         )
+
+    async def unfinished(self, environment: Environment) -> list[AuditRow]:
+        return await self._store.read(lambda tx: audit.unfinished(tx, environment.tenant, environment.id))

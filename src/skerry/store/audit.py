@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from skerry.store.store import Store
 
 PAGE = 500
+UNFINISHED_IN = 1000
 _START = "0" * 64
 
 
@@ -105,6 +106,15 @@ def append(tx: Connection, tenant: str, entries: Iterable[Entry]) -> Head:
         {"tenant": tenant, "seq": seq, "hash": previous},
     )
     return Head(seq, previous)
+
+
+def unfinished(tx: Connection, tenant: str, environment_id: str) -> list[AuditRow]:
+    """The intents in an environment that have no result, among its last rows."""
+    filters = {"environment_id": environment_id}
+    after = place_before(tx, tenant, UNFINISHED_IN, **filters)
+    rows = search(tx, tenant, after=after, limit=UNFINISHED_IN, **filters)
+    results = {(row.request_id, row.action) for row in rows if row.kind == "result"}
+    return [row for row in rows if row.kind == "intent" and (row.request_id, row.action) not in results]
 
 
 def head(tx: Connection, tenant: str) -> Head:

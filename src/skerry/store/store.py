@@ -50,14 +50,15 @@ class Store:
         self._readers: set[Connection] = set()
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="skerry-store-reader")
 
-    def write(self, work: Callable[[Connection], T]) -> asyncio.Future[T]:
+    def write(self, work: Callable[[Connection], T], *, later: bool = False) -> asyncio.Future[T]:
         """Done when what the work did is committed and on disk.
 
-        Work is queued at once, in the order of the calls, and happens even if nobody waits for it any more. A
+        Work is queued at once, in the order of the calls, and happens even if nobody waits for it any more; with
+        `later` it may wait for a moment, so that it shares a commit with what comes next. A
         StoreUnavailable means that nothing was written, unless its `detail["written"]` is "unknown".
         """
         self._check()
-        return self._writer.submit(work)
+        return self._writer.submit(work, later=later)
 
     def read(self, work: Callable[[Connection], T]) -> asyncio.Future[T]:
         """What the work finds; all its statements see the same moment, after all acknowledged writes."""
@@ -68,6 +69,7 @@ class Store:
         """Ends when all work that was queued is done. More of it raises StoreUnavailable."""
         if not self._closed:
             self._closed = True
+            self._writer.send()
             await asyncio.to_thread(self._close)
 
     def _close(self) -> None:

@@ -26,6 +26,8 @@ from skerry.store.connection import Aborted, Connection, Database
 T = TypeVar("T")
 MOST_AT_ONCE = 256
 TRIES = 10
+LATER = 0.01
+"""Seconds that what nobody waits for may wait."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,15 +56,31 @@ class Writer:
     def __init__(self, database: Database, tx: Connection) -> None:
         self._database = database
         self._tx: Connection | None = tx
-        self._queue: SimpleQueue[_Piece | None] = SimpleQueue()
+        self._queue: SimpleQueue[list[_Piece] | None] = SimpleQueue()
+        self._later: list[_Piece] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._thread = threading.Thread(target=self._serve, name="skerry-store-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[Connection], T]) -> asyncio.Future[T]:
+    def submit(self, work: Callable[[Connection], T], *, later: bool = False) -> asyncio.Future[T]:
+        """`later`: it may wait for a moment, for what is submitted next and goes into the same transaction."""
         loop = asyncio.get_running_loop()
         piece = _Piece(work, loop, loop.create_future())
-        self._queue.put(piece)
+        self._later.append(piece)
+        if not later:
+            self.send()
+        elif self._timer is None:
+            self._timer = loop.call_later(LATER, self.send)
         return piece.future
+
+    def send(self) -> None:
+        """Let nothing wait any longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._later:
+            self._queue.put(self._later)
+            self._later = []
 
     def stop(self) -> None:
         self._queue.put(None)
@@ -71,12 +89,15 @@ class Writer:
     def _serve(self) -> None:
         stopping = False
         while not stopping:
-            pieces = [self._queue.get()]
+            batch: list[_Piece] = []
+            more = self._queue.get()
             with contextlib.suppress(Empty):
-                while len(pieces) < MOST_AT_ONCE:
-                    pieces.append(self._queue.get_nowait())
-            batch = [piece for piece in pieces if piece is not None]
-            stopping = len(batch) < len(pieces)
+                while more is not None:
+                    batch += more
+                    if len(batch) >= MOST_AT_ONCE:
+                        break
+                    more = self._queue.get_nowait()
+            stopping = more is None
             if batch:
                 self._write(batch)
                 _tell(batch)
