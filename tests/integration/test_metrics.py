@@ -48,7 +48,7 @@ def test_metrics_tell_what_happened(daemon: Daemon) -> None:
     assert more("skerry_environments_ended_total", "deleted") == 1
     assert more("skerry_execution_seconds_count") == 1
     assert more("skerry_audit_rows_total", "intent") >= 4
-    assert more("skerry_store_write_seconds_count") >= 8
+    assert more("skerry_store_write_seconds_count") >= 4
     assert after["skerry_store_failures_total",] == 0
     assert after["skerry_requests_under_way",] == 1  # this one
     assert after["skerry_instances_prepared", backend] >= 0

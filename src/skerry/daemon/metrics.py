@@ -122,33 +122,36 @@ class MeasuredRecords(StoredRecords):
         self._metrics = metrics
 
     def created(self, environment: Environment, intent: Entry) -> asyncio.Future[str | None]:
-        return self._timed(super().created(environment, intent), intent)
+        return self._watched(super().created(environment, intent), intent)
 
     def changed(
         self, environment: Environment, state: State, entry: Entry | None = None
     ) -> asyncio.Future[None]:
-        return self._timed(super().changed(environment, state, entry), entry)
+        return self._watched(super().changed(environment, state, entry), entry)
 
-    def audit(self, tenant: str, entry: Entry) -> asyncio.Future[None]:
-        return self._timed(super().audit(tenant, entry), entry)
+    def audit(self, tenant: str, entry: Entry, *, later: bool = False) -> asyncio.Future[None]:
+        return self._watched(super().audit(tenant, entry, later=later), entry, later)
 
     def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]:
-        return self._timed(super().started(environment_id, execution))
+        return self._watched(super().started(environment_id, execution))
 
     def finished(self, execution_id: str, outcome: Outcome, exit_code: int | None) -> asyncio.Future[None]:
-        return self._timed(super().finished(execution_id, outcome, exit_code))
+        return self._watched(super().finished(execution_id, outcome, exit_code))
 
-    def _timed(self, written: asyncio.Future[T], entry: Entry | None = None) -> asyncio.Future[T]:
+    def _watched(
+        self, written: asyncio.Future[T], entry: Entry | None = None, later: bool = False
+    ) -> asyncio.Future[T]:
         if entry is not None:
             self._metrics.happened(entry)
-        written.add_done_callback(partial(self._written, time.perf_counter(), entry))
+        written.add_done_callback(partial(self._written, 0.0 if later else time.perf_counter(), entry))
         return written
 
     def _written(self, since: float, entry: Entry | None, written: asyncio.Future[Any]) -> None:
         metrics = self._metrics
         if written.cancelled():
             return
-        metrics.store_seconds.observe(time.perf_counter() - since)
+        if since:  # what somebody waited for
+            metrics.store_seconds.observe(time.perf_counter() - since)
         error = written.exception()
         if isinstance(error, SkerryError) and error.status < 500:
             return  # refused, as by a quota
