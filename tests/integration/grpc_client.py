@@ -28,13 +28,13 @@ class Client:
     def __init__(self, channel: grpc.aio.Channel, token: str = "") -> None:
         self.called: set[str] = set()
         self.channel = channel
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self.metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._stubs = [stub(channel) for stub in STUBS]
 
     def __getattr__(self, name: str) -> Any:
         (rpc,) = (getattr(stub, name) for stub in self._stubs if hasattr(stub, name))
         self.called.add(name)
-        return functools.partial(rpc, metadata=self._metadata)
+        return functools.partial(rpc, metadata=self.metadata)
 
 
 async def messages(call: Any) -> AsyncIterator[Any]:

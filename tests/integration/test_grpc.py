@@ -416,6 +416,11 @@ def test_attach_refuses_what_makes_no_sense(served: Served) -> None:
         await call.write(executions_pb2.AttachRequest(opening=opening))
         code, _ = await failure(call.read())
         assert code == grpc.StatusCode.INVALID_ARGUMENT
+        raw: Any = client.channel.stream_stream("/skerry.v1.Executions/Attach")(metadata=client.metadata)
+        await raw.write(executions_pb2.AttachRequest(opening=opening).SerializeToString())
+        await raw.read()
+        await raw.write(b"\xff")
+        assert (await failure(raw.read()))[0] == grpc.StatusCode.INVALID_ARGUMENT
         call = client.Attach()
         await call.write(executions_pb2.AttachRequest(opening=executions_pb2.Opening(environment_id="none")))
         assert (await failure(call.read()))[0] == grpc.StatusCode.NOT_FOUND

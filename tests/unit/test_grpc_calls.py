@@ -15,7 +15,7 @@ from skerry.daemon.grpc import calls
 from skerry.daemon.grpc.server import GrpcServer
 from skerry.daemon.http import table
 from skerry.daemon.peers import cut_of, peer_of
-from skerry.errors import DaemonUnavailable
+from skerry.errors import DaemonUnavailable, InvalidRequest
 from skerry.v1 import daemon_pb2, environments_pb2, executions_pb2, files_pb2
 from skerry.v1.daemon_pb2_grpc import DaemonStub
 from skerry.v1.environments_pb2_grpc import EnvironmentsStub
@@ -297,6 +297,26 @@ def test_a_websocket_that_is_refused_is_an_error() -> None:
         assert (await error_of(call.read())).code() == grpc.StatusCode.INVALID_ARGUMENT
 
     serving(app, client)
+
+
+def test_what_is_no_message_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while True:
+            try:
+                await receive()
+            except InvalidRequest as error:
+                await reply(send, error.to_dict(), 400)
+                return
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        stop: Any = channel.unary_unary("/skerry.v1.Daemon/Stop")
+        assert (await error_of(stop(b"\xff"))).code() == grpc.StatusCode.INVALID_ARGUMENT
+        write: Any = channel.stream_unary("/skerry.v1.Files/WriteFile")
+        for messages in ([b"\xff"], [WRITE.SerializeToString(), b"\xff"]):
+            assert (await error_of(write(iter(messages)))).code() == grpc.StatusCode.INVALID_ARGUMENT
+
+    serving(app, client)
+    assert not caplog.records  # strangers cannot fill the log
 
 
 def test_a_message_that_is_too_large_is_refused() -> None:

@@ -16,7 +16,7 @@ from starlette.types import Message as Event
 
 from skerry.daemon.grpc import dialogue
 from skerry.daemon.grpc.exchange import Exchange
-from skerry.daemon.grpc.messages import to_message
+from skerry.daemon.grpc.messages import parse, to_message
 from skerry.daemon.grpc.methods import DATA, Method, request
 from skerry.daemon.grpc.problems import problem, refuse
 from skerry.daemon.http.attach import LOST
@@ -47,8 +47,9 @@ class Calls:
             (True, False): grpc.stream_unary_rpc_method_handler,
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[method.takes_many, method.gives_many]
+        # Requests are parsed here: gRPC would log each one that is broken, at length, for everybody who sends some.
         found: grpc.RpcMethodHandler[Any, Any] = make(
-            self._behaviour(method), method.request.FromString, method.answer.SerializeToString
+            self._behaviour(method), response_serializer=method.answer.SerializeToString
         )
         return found
 
@@ -82,13 +83,17 @@ class Calls:
     async def _serve(
         self, method: Method, asked: Any, context: Context, cut: Callable[[], None]
     ) -> Message | None:
-        first = await _first(asked) if method.takes_many else asked
+        if method.takes_many:
+            rest = _parsed(method, asked)
+            first = await _first(rest)
+        else:
+            first = parse(method.request, asked)
         state = {PEER: Peer(_address(context.peer()), trusted=False), CUT: cut}
         if method.operation.websocket:
-            scope, incoming = dialogue.opening(method, first, asked)
+            scope, incoming = dialogue.opening(method, first, rest)
         else:
             scope, body = request(method, first)
-            incoming = _upload(first, asked, context) if method.takes_many else _whole(body)
+            incoming = _upload(first, rest, context) if method.takes_many else _whole(body)
         scope["headers"] += [
             (name.encode(), value.encode() if isinstance(value, str) else value)
             for name, value in context.invocation_metadata() or ()
@@ -137,6 +142,12 @@ async def _answer(method: Method, exchange: Exchange, context: Context) -> Messa
     return None
 
 
+async def _parsed(method: Method, asked: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    """Raises InvalidRequest, which in the middle of an upload is the application's answer."""
+    async for data in asked:
+        yield parse(method.request, data)
+
+
 async def _first(asked: AsyncIterator[Any]) -> Any:
     """Raises InvalidRequest, TooSlow."""
     try:
@@ -174,8 +185,8 @@ async def _chunks(exchange: Exchange) -> AsyncIterator[bytes]:
         if event is None:
             raise PlatformError("the answer broke off", hint="see the daemon's log")
         more = event.get("more_body", False)
-        if event["body"]:
-            yield event["body"]
+        if body := event.get("body"):
+            yield body
 
 
 async def _text(exchange: Exchange) -> bytes:

@@ -48,7 +48,7 @@ async def answer(exchange: Exchange, write: Callable[[AttachResponse], Awaitable
 async def _incoming(first: str, rest: AsyncIterator[AttachRequest]) -> AsyncIterator[Event]:
     yield {"type": "websocket.connect"}
     yield {"type": "websocket.receive", "text": first}
-    async for message in rest:
+    async for message in _or_nothing(rest):
         kind = message.WhichOneof("request") or "nothing"
         if kind == "close_stdin":
             yield {"type": "websocket.receive", "bytes": b"\0"}
@@ -56,6 +56,15 @@ async def _incoming(first: str, rest: AsyncIterator[AttachRequest]) -> AsyncIter
             yield {"type": "websocket.receive", "text": json.dumps({kind: _control(kind, message)})}
         elif message.stdin:  # without data it would be the end of stdin
             yield {"type": "websocket.receive", "bytes": b"\0" + message.stdin}
+
+
+async def _or_nothing(rest: AsyncIterator[AttachRequest]) -> AsyncIterator[AttachRequest]:
+    """What is broken becomes a message that says nothing, which the application refuses."""
+    try:
+        async for message in rest:
+            yield message
+    except InvalidRequest:
+        yield AttachRequest()
 
 
 def _control(kind: str, message: AttachRequest) -> Any:

@@ -15,14 +15,23 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.struct_pb2 import Struct
 
+from skerry.errors import InvalidRequest
 from skerry.models import decode_bytes
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 Convert = Callable[[Any], Any]
 TWIN = "_bytes"
+
+
+def parse(kind: type[AnyMessage], data: bytes) -> AnyMessage:
+    """Raises InvalidRequest."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(f"this is no {kind.DESCRIPTOR.name}") from error
 
 
 def to_json(message: Message) -> dict[str, Any]:
