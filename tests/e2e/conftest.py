@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 
 from tests import support
+from tests.e2e.elsewhere import daemon_for_others
 
 
 class Cli:
-    """Runs `skerry` with the home of the module."""
+    """Runs `skerry` with the daemon of the module."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, variables: dict[str, str] | None = None) -> None:
         self.home = home
         self.argv = [sys.executable, "-m", "skerry.cli"]
-        self.env = {**os.environ, "SKERRY_HOME": str(home)}
+        self.env = {**os.environ, **(variables or {"SKERRY_HOME": str(home)})}
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
         options = {
@@ -44,7 +45,12 @@ class Cli:
         return out.decode().strip()
 
 
-@pytest.fixture(scope="module")
-def cli() -> Iterator[Cli]:
-    with support.temporary_home() as home:
-        yield Cli(home)
+@pytest.fixture(scope="module", params=["home", "tls"])
+def cli(request: pytest.FixtureRequest) -> Iterator[Cli]:
+    """With a daemon that starts by itself, and with one elsewhere."""
+    if request.param == "home":
+        with support.temporary_home() as home:
+            yield Cli(home)
+        return
+    with daemon_for_others(request.param) as there:
+        yield Cli(there.daemon.home, there.variables)

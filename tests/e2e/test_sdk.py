@@ -12,12 +12,22 @@ import pytest
 
 import skerry
 from tests import support
+from tests.e2e.elsewhere import DOORS, daemon_for_others
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[skerry.Client]:
-    with support.temporary_home() as home, skerry.Client(str(home)) as client:
-        yield client
+@pytest.fixture(scope="module", params=["home", *DOORS])
+def client(request: pytest.FixtureRequest) -> Iterator[skerry.Client]:
+    """A daemon that starts by itself, and one for others, by each of its doors."""
+    if request.param == "home":
+        with support.temporary_home() as home, skerry.Client(str(home)) as client:
+            yield client
+        return
+    with daemon_for_others(request.param) as there:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SKERRY_CA", there.variables.get("SKERRY_CA", ""))
+            client = skerry.Client(url=there.url, token=there.token)
+        with client:
+            yield client
 
 
 @pytest.fixture

@@ -70,6 +70,17 @@ class Peer:
     def send(self, data: bytes) -> None:
         self.sock.sendall(data)
 
+    def end_with(self, data: bytes) -> None:
+        """Send this and, inside TLS, the end of the session, as one piece; the connection stays."""
+        with socket.socket(fileno=os.dup(self.sock.fileno())) as plain:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+            self.send(data)
+            self.sock.setblocking(False)
+            with suppress(ssl.SSLWantReadError):
+                assert isinstance(self.sock, ssl.SSLSocket)
+                self.sock.unwrap()
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+
     def respond(self, value: Any, status: int = 200) -> None:
         """A response; bytes as they are, anything else as JSON."""
         body = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -156,6 +167,8 @@ class ScriptedServer:
 
     def _serve(self, sock: socket.socket) -> None:
         try:
+            if DOOR != "unix":
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._context is not None:
                 sock = self._context.wrap_socket(sock, server_side=True)
             self.script(Peer(sock))

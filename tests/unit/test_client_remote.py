@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -366,6 +367,26 @@ def test_a_session_that_is_cut_is_not_the_end_of_a_body(ask: Ask, monkeypatch: p
 
     with serving(script), pytest.raises(DaemonUnavailable):
         ask()
+
+
+def test_a_session_that_ends_right_behind_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both come in one piece, and the connection stays open until the client closes it: it must not be kept."""
+    monkeypatch.setattr(scripted_server, "DOOR", "tls")
+    free = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.end_with(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        free.wait(60)
+
+    with serving(script) as server:
+        transport = Transport()
+        assert transport.call("GET", "/") == {}
+        transport.gone(5)
+        assert transport.call("GET", "/") == {}
+        assert server.connections == 2
+        transport.close()
+        free.set()
 
 
 @both

@@ -150,6 +150,8 @@ class _Attachment:
             self._take_messages()
             if self._result is not None:
                 return self._result
+            if self._stream.ended:
+                raise DaemonUnavailable("the connection to the daemon broke")
             poll.register(self._sock, select.POLLIN | (select.POLLOUT if self._out else 0))
             if self._wants_stdin():
                 poll.register(0, select.POLLIN)

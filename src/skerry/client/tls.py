@@ -31,12 +31,14 @@ def make_context(ca: str) -> ssl.SSLContext:
 class Tls:
     """One session. Its methods may be called from several threads; none of them waits but `handshake`."""
 
-    __slots__ = ("_incoming", "_lock", "_object", "_outgoing")
+    __slots__ = ("_incoming", "_lock", "_object", "_outgoing", "ended")
 
     def __init__(self, context: ssl.SSLContext, host: str) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
         self._lock = allocate_lock()
+        self.ended = False
+        """The other side has ended the session, perhaps right behind the last that it said: nothing more will come."""
 
     def handshake(self, sock: socket.socket) -> None:
         """Raises OSError, of which ssl.SSLCertVerificationError is one."""
@@ -79,6 +81,7 @@ class Tls:
             try:
                 while part := self._object.read(READ_SIZE):
                     parts.append(part)
+                self.ended = True
             except ssl.SSLWantReadError:
                 return b"".join(parts) or None
             except ssl.SSLError as error:

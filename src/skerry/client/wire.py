@@ -32,11 +32,18 @@ class Wire:
         """
         return data if self.tls is None else self.tls.unseal(data)
 
+    @property
+    def ended(self) -> bool:
+        """Nothing more will come, and nothing that the socket does will tell."""
+        return self.tls is not None and self.tls.ended
+
     def stale(self) -> bool:
         """Whether an idle connection has been closed by the other side (or got bytes nobody asked for)."""
         try:
             if self.tls is None:
                 self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                return True
+            if self.tls.ended:
                 return True
             # TLS has things of its own to say (tickets for the next session), which end nothing.
             while self.tls.unseal(self.sock.recv(READ_SIZE, socket.MSG_DONTWAIT)) is None:

@@ -52,8 +52,9 @@ class AsyncStream(Wire):
 
     async def _recv(self) -> bytes:
         loop = asyncio.get_running_loop()
-        while (data := self.unseal(await loop.sock_recv(self.sock, READ_SIZE))) is None:
-            pass
+        data = b"" if self.ended else None
+        while data is None:
+            data = self.unseal(await loop.sock_recv(self.sock, READ_SIZE))
         return data
 
     async def send(self, data: bytes) -> None:

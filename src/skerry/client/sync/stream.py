@@ -43,8 +43,9 @@ class Stream(Wire):
             self.sock.settimeout(None)
 
     def _recv(self) -> bytes:
-        while (data := self.unseal(self.sock.recv(READ_SIZE))) is None:
-            pass
+        data = b"" if self.ended else None
+        while data is None:
+            data = self.unseal(self.sock.recv(READ_SIZE))
         return data
 
     def send(self, data: bytes) -> None:
