@@ -30,6 +30,8 @@ from tests import certificates
 
 SHORT = Patience(handshake=0.4, head=0.4, body=0.4)
 LONG = Patience()
+SECONDS = 20.0
+"""For a whole test: what is never cut off would never end."""
 KINDS = ("unix", "tcp", "tls")
 UPGRADE = "upgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\n"
 UPGRADE += "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
@@ -175,7 +177,8 @@ def in_loop(test: Test) -> Callable[..., None]:
 
         async def main() -> None:
             asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
-            await test(*args, **kwargs)
+            async with asyncio.timeout(SECONDS):
+                await test(*args, **kwargs)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main())
