@@ -22,8 +22,8 @@ from skerry.errors import InvalidRequest, SkerryError
 
 MESSAGE_MAX = 16 << 20
 """Bytes of one message from a client, as of one JSON body."""
-CALLS_MAX = 2000
-CALLS_OF_ONE_CONNECTION = 200
+CALLS_MAX = 4000
+CALLS_OF_ONE_CONNECTION = 1000
 GRACE_SECONDS = 5.0
 
 OPTIONS = (
