@@ -64,7 +64,14 @@ def measure(rounds: int, environments: int) -> int:
         found.add("audit", lambda: service.intent(folder))
 
         times = take_turns(found.subjects, rounds, lambda n: _progress(f"round {n} of {rounds}"))
-        results["doors"] = {"unix socket": measure_door(client, skerry.AsyncClient)}
+        token = client.create_token("benchmarks")["token"]
+        with skerry.Client(url=ours.URL, token=token) as remote:
+            results["doors"] = {
+                "unix socket": measure_door(client, skerry.AsyncClient),
+                "TCP and a token": measure_door(
+                    remote, lambda: skerry.AsyncClient(url=ours.URL, token=token)
+                ),
+            }
         _progress("idle memory")
         results |= ours.idle_memory()
         _progress(f"{environments} environments at once")
@@ -113,9 +120,9 @@ def _show(table: list[tuple[str, list[report.Row]]]) -> None:
 
 def _show_service(table: list[tuple[str, list[report.Call]]]) -> None:
     for title, calls in table:
-        print(f"{title:<26}  {'median':>10}  {'p95':>10}  {'p99':>10}  {'a second':>8}")
+        print(f"{title:<36}  {'median':>10}  {'p95':>10}  {'p99':>10}  {'a second':>8}")
         for what, middle, high, higher, rate in calls:
-            print(f"  {what:<24}  {middle:>10}  {high:>10}  {higher:>10}  {rate:>8}".rstrip())
+            print(f"  {what:<34}  {middle:>10}  {high:>10}  {higher:>10}  {rate:>8}".rstrip())
         print()
 
 

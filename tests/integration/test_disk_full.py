@@ -72,6 +72,9 @@ def test_creates_are_refused_deletes_work_and_room_mends_it(home: Path) -> None:
                 answer = json.loads(body)
                 assert (status, answer["code"]) in REFUSALS
                 assert answer["hint"]
+            # What cannot be audited does not run, and harms nobody.
+            answer = daemon.call("POST", f"/environments/{kept}/execute", {"command": "WORD="}, expect=503)
+            assert answer["code"] == "store_unavailable"
             while daemon.raw("GET", "/readyz")[0] == 200:
                 pass
             answer = daemon.call("GET", "/readyz", expect=503)
