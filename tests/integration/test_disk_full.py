@@ -34,7 +34,7 @@ def home() -> Iterator[Path]:
             support.stop_daemon(Path(folder))
             assert leaks.of_home(Path(folder)) == []
         finally:
-            subprocess.run(["umount", folder], check=True)
+            subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @contextlib.contextmanager

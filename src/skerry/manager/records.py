@@ -225,9 +225,8 @@ class StoredRecords:
             environments.purge(tx, now=now)
             executions.purge(tx, now=now)
 
-        with contextlib.suppress(
-            StoreUnavailable
-        ):  # a disk that is full must not keep a daemon from starting
+        # A disk that is full must not keep a daemon from starting.
+        with contextlib.suppress(StoreUnavailable):
             await self._store.write(work)
         page = await self._store.read(
             lambda tx: environments.find(tx, host=self._host, ended=True, limit=REMEMBERED)
