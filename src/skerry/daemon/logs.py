@@ -14,6 +14,8 @@ from typing import TextIO, cast
 
 import structlog
 
+LARGE = 64 << 20
+
 
 class _Stderr(io.TextIOBase):
     """What cannot be written is lost: a daemon whose disk is full must still be able to delete."""
