@@ -12,6 +12,7 @@
  * launch.c  reads a list of steps from a file descriptor and executes them: namespaces, mounts, limits,
  *           users, Landlock, seccomp. It holds no policy; the list is the policy. The process that has
  *           executed all steps *becomes* the guest, without another exec.
+ * network.c prepares, from outside, the network of an environment that runs: routes, redirections, sockets.
  * guest.c   the event loop: accepts the daemon's connection (a new one replaces the old one, so that a
  *           restarted daemon finds its environments again), decodes frames, dispatches.
  * process.c starts executions, moves their bytes under flow control, signals and kills their trees.
@@ -36,6 +37,8 @@ int main(int argc, char **argv)
 {
     if (argc == 2 && strcmp(argv[1], "launch") == 0)
         return sk_launch_main();
+    if (argc == 2 && strcmp(argv[1], "network") == 0)
+        return sk_network_main();
     if (argc == 2 && strcmp(argv[1], "version") == 0)
         return printf("%d\n", SK_PROTOCOL_VERSION) < 0;
     fputs("skerry-guest is started by the Skerry daemon; see `skerry --help`\n", stderr);

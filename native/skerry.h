@@ -218,5 +218,6 @@ void sk_file_request(uint8_t type, uint32_t id, const uint8_t *payload, size_t l
 /* ---- launch.c ---- */
 
 int sk_launch_main(void);
+int sk_network_main(void);
 
 #endif

@@ -1,0 +1,148 @@
+"""Messages for the kernel's netlink: what makes all traffic of a network namespace arrive at our own sockets.
+
+Every address becomes a local one (a route of the type `local` for everything), and netfilter redirects every TCP
+connection that does not go to loopback, and every DNS query, to our ports. Numbers from linux/rtnetlink.h and
+linux/netfilter/nf_tables.h.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from socket import AF_INET, AF_INET6, IPPROTO_TCP, IPPROTO_UDP
+
+ROUTE, NETFILTER = 0, 12
+"""Protocols of netlink."""
+
+_REQUEST, _ACK, _CREATE, _EXCLUSIVE, _REPLACE, _APPEND = 0x001, 0x004, 0x400, 0x200, 0x100, 0x800
+_NESTED = 0x8000
+_LOOPBACK = 1  # the first device of every network namespace
+
+_NEW_ROUTE = 24
+_TABLE_LOCAL, _PROTOCOL_BOOT, _SCOPE_HOST, _TYPE_LOCAL, _OUT_DEVICE = 255, 3, 254, 2, 4
+
+_SUBSYSTEM = 10
+_BATCH_BEGIN, _BATCH_END = 0x10, 0x11
+_NEW_TABLE, _NEW_CHAIN, _NEW_RULE = (_SUBSYSTEM << 8 | number for number in (0, 3, 6))
+_OUTPUT, _PRIORITY, _ACCEPT = 3, -100, 1
+_META_L4PROTO = 16
+_NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2
+_EQUAL, _NOT_EQUAL = 0, 1
+_REGISTER = 1
+
+_TABLE = b"skerry\0"
+_CHAIN = b"output\0"
+
+
+def routes() -> bytes:
+    """Everything is here."""
+    return b"".join(
+        _message(
+            _NEW_ROUTE,
+            _CREATE | _REPLACE,
+            struct.pack(
+                "=BBBBBBBBI", family, 0, 0, 0, _TABLE_LOCAL, _PROTOCOL_BOOT, _SCOPE_HOST, _TYPE_LOCAL, 0
+            )
+            + _attribute(_OUT_DEVICE, struct.pack("=I", _LOOPBACK)),
+        )
+        for family in (AF_INET, AF_INET6)
+    )
+
+
+def redirections(tcp_port: int, dns_port: int) -> bytes:
+    """TCP goes to one port, and DNS to another, on loopback."""
+    messages = [_batch(_BATCH_BEGIN)]
+    for family in (AF_INET, AF_INET6):
+        messages.append(_netfilter(_NEW_TABLE, family, _attribute(1, _TABLE)))
+        hook = _attribute(1, _big(_OUTPUT)) + _attribute(2, struct.pack(">i", _PRIORITY))
+        messages.append(
+            _netfilter(
+                _NEW_CHAIN,
+                family,
+                _attribute(1, _TABLE)
+                + _attribute(3, _CHAIN)
+                + _attribute(4 | _NESTED, hook)
+                + _attribute(5, _big(_ACCEPT))
+                + _attribute(7, b"nat\0"),
+            )
+        )
+        elsewhere = _not_loopback(family)
+        dns = (*elsewhere, *_protocol(IPPROTO_UDP), *_to_port(53), *_redirect(dns_port))
+        messages.append(_rule(family, dns))
+        messages.append(_rule(family, (*elsewhere, *_protocol(IPPROTO_TCP), *_redirect(tcp_port))))
+    messages.append(_batch(_BATCH_END))
+    return b"".join(messages)
+
+
+def _message(kind: int, flags: int, body: bytes) -> bytes:
+    return struct.pack("=IHHII", 16 + len(body), kind, _REQUEST | _ACK | flags, 0, 0) + body
+
+
+def _batch(kind: int) -> bytes:
+    body = struct.pack(">BBH", 0, 0, _SUBSYSTEM)
+    return struct.pack("=IHHII", 16 + len(body), kind, _REQUEST, 0, 0) + body
+
+
+def _netfilter(kind: int, family: int, attributes: bytes) -> bytes:
+    return _message(kind, _CREATE | _APPEND, struct.pack(">BBH", family, 0, 0) + attributes)
+
+
+
+def _rule(family: int, expressions: Iterable[bytes]) -> bytes:
+    listed = b"".join(_attribute(1 | _NESTED, expression) for expression in expressions)
+    return _netfilter(
+        _NEW_RULE, family, _attribute(1, _TABLE) + _attribute(2, _CHAIN) + _attribute(4 | _NESTED, listed)
+    )
+
+
+def _not_loopback(family: int) -> tuple[bytes, bytes]:
+    """127/8 by its first byte, ::1 as a whole."""
+    if family == AF_INET:
+        return _payload(_NETWORK_HEADER, 16, 1), _compare(_NOT_EQUAL, b"\x7f")
+    return _payload(_NETWORK_HEADER, 24, 16), _compare(_NOT_EQUAL, bytes(15) + b"\x01")
+
+
+def _protocol(number: int) -> tuple[bytes, bytes]:
+    meta = _expression(b"meta\0", _attribute(1, _big(_REGISTER)) + _attribute(2, _big(_META_L4PROTO)))
+    return meta, _compare(_EQUAL, bytes((number,)))
+
+
+def _to_port(port: int) -> tuple[bytes, bytes]:
+    return _payload(_TRANSPORT_HEADER, 2, 2), _compare(_EQUAL, struct.pack(">H", port))
+
+
+def _redirect(port: int) -> tuple[bytes, bytes]:
+    value = _attribute(2 | _NESTED, _attribute(1, struct.pack(">H", port)))
+    return (
+        _expression(b"immediate\0", _attribute(1, _big(_REGISTER)) + value),
+        _expression(b"redir\0", _attribute(1, _big(_REGISTER))),
+    )
+
+
+def _payload(base: int, offset: int, length: int) -> bytes:
+    values = (_REGISTER, base, offset, length)
+    return _expression(
+        b"payload\0", b"".join(_attribute(kind, _big(value)) for kind, value in enumerate(values, 1))
+    )
+
+
+def _compare(how: int, value: bytes) -> bytes:
+    return _expression(
+        b"cmp\0",
+        _attribute(1, _big(_REGISTER))
+        + _attribute(2, _big(how))
+        + _attribute(3 | _NESTED, _attribute(1, value)),
+    )
+
+
+def _expression(name: bytes, data: bytes) -> bytes:
+    return _attribute(1, name) + _attribute(2 | _NESTED, data)
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    padding = -len(value) % 4
+    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(padding)
+
+
+def _big(number: int) -> bytes:
+    return struct.pack(">I", number)
