@@ -1,0 +1,418 @@
+"""The proxy: takes what an environment sends, decides, and takes it where it may go.
+
+    environment ──TCP to anywhere──> our socket in its namespace ──> decision ──> the address that was looked at
+                ──DNS────────────> our socket in its namespace ──> an address that stands for the name
+
+A name is answered with an address of our own making, which stands for it; what connects there wants that name. The
+name is resolved once, every address of it is looked at, and one of those is dialled. Nothing is passed on before it
+has been found out what the client says about itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
+
+from skerry.egress import dns
+from skerry.egress.addresses import Address
+from skerry.egress.names import canonical
+from skerry.egress.rules import Rules
+from skerry.egress.sniff import HttpGuard, Refused, looks_like_http, looks_like_tls, server_name
+from skerry.errors import SkerryError
+
+STANDING_FOR = ipaddress.ip_network("198.18.0.0/15")
+NAMES_MAX = 10_000
+CONNECTIONS_MAX = 512
+DENIALS_MAX = 100
+QUERIES_MAX = 64
+DIAL_SECONDS = 15.0
+FIRST_WORDS_SECONDS = 30.0
+KEEP_RESOLVED = 30.0
+BUFFER = 128 << 10
+_ORIGINAL_DESTINATION = 80
+
+Resolve = Callable[[str], Awaitable[list[Address]]]
+
+
+@dataclass(slots=True)
+class Denial:
+    """What was refused, and how often; for whoever has to decide what to allow."""
+
+    at: float
+    host: str
+    port: int
+    """0: only its name was asked for."""
+    reason: str
+    count: int = 1
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One that was let through."""
+
+    host: str
+    """The name that it was made to, or the address."""
+    port: int
+    address: Address | None = None
+    sent: int = 0
+    received: int = 0
+    verdict: str = "allowed"
+    began: float = field(default_factory=time.time)
+    task: asyncio.Task[None] | None = None
+
+
+class Witness:
+    """Is told of every decision. May raise SkerryError from `opening`, and then nothing is opened."""
+
+    async def opening(self, connection: Connection) -> None: ...
+
+    def closed(self, connection: Connection) -> None: ...
+
+    def denied(self, denial: Denial) -> None: ...
+
+
+class Proxy:
+    """Of one environment. `rules` may be replaced at any time by `change()`."""
+
+    def __init__(
+        self, rules: Rules, tcp: list[socket.socket], udp: list[socket.socket], witness: Witness, resolve: Resolve
+    ) -> None:
+        self.rules = rules
+        self.denials: deque[Denial] = deque(maxlen=DENIALS_MAX)
+        self.connections: set[Connection] = set()
+        self.sent = self.received = 0
+        self._witness = witness
+        self._resolve = resolve
+        self._sockets = [*tcp, *udp]
+        self._names: dict[IPv4Address, str] = {}
+        self._standing: dict[str, IPv4Address] = {}
+        self._resolved: dict[str, tuple[float, list[Address]]] = {}
+        self._queries = 0
+        self._tasks = {asyncio.create_task(self._accept(listener)) for listener in tcp}
+        self._tasks |= {asyncio.create_task(self._answer(asked)) for asked in udp}
+
+    def change(self, rules: Rules) -> None:
+        """From now on these count, also for connections that are open."""
+        self.rules = rules
+        for connection in tuple(self.connections):
+            if self._why_not(connection) and connection.task is not None:
+                connection.verdict = "cut: not allowed any more"
+                connection.task.cancel()
+
+    async def close(self) -> None:
+        tasks = [*self._tasks, *(each.task for each in self.connections if each.task is not None)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for one in self._sockets:
+            one.close()
+
+    def _why_not(self, connection: Connection) -> str:
+        name = canonical(connection.host)
+        if name is not None and (reason := self.rules.why_not_name(name, connection.port)):
+            return reason
+        if connection.address is None:
+            return ""
+        return self.rules.why_not_address(connection.address, connection.port, by_name=name is not None)
+
+    # ---- names ----
+
+    async def _answer(self, asked: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            packet, sender = await loop.sock_recvfrom(asked, 4096)
+            question = dns.parse(packet)
+            if question is None or self._queries >= QUERIES_MAX:
+                continue
+            task = asyncio.create_task(self._answer_one(asked, sender, question))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _answer_one(self, asked: socket.socket, sender: object, question: dns.Question) -> None:
+        self._queries += 1
+        try:
+            code, address, reason = await self._look_up(question)
+        finally:
+            self._queries -= 1
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            await loop.sock_sendto(asked, dns.answer(question, code, address, reason), sender)  # type: ignore[arg-type]
+
+    async def _look_up(self, question: dns.Question) -> tuple[int, IPv4Address | None, str]:
+        name = canonical(question.name)
+        if name is None or name.endswith(".arpa") or name == "arpa":
+            return dns.NO_SUCH_NAME, None, ""
+        if reason := self.rules.why_not_name(name, None):
+            self._deny(name, 0, reason)
+            return dns.REFUSED, None, self._words(reason, name)
+        try:
+            if not await self._addresses(name):
+                return dns.NO_SUCH_NAME, None, ""
+        except OSError:
+            return dns.SERVER_FAILURE, None, ""
+        if question.kind != dns.A:
+            return dns.NO_ERROR, None, ""
+        return dns.NO_ERROR, self._stand_for(name), ""
+
+    def _stand_for(self, name: str) -> IPv4Address:
+        found = self._standing.pop(name, None)
+        if found is None:
+            if len(self._standing) >= NAMES_MAX:
+                oldest = next(iter(self._standing))
+                found = self._standing.pop(oldest)
+            else:
+                found = IPv4Address(int(STANDING_FOR.network_address) + 2 + len(self._standing))
+            self._names[found] = name
+        self._standing[name] = found  # the one that was asked for last is the last to go
+        return found
+
+    async def _addresses(self, name: str) -> list[Address]:
+        """Raises OSError."""
+        now = time.monotonic()
+        until, found = self._resolved.get(name, (0.0, []))
+        if now >= until:
+            found = await self._resolve(name)
+            if len(self._resolved) >= NAMES_MAX:
+                self._resolved.clear()
+            self._resolved[name] = now + KEEP_RESOLVED, found
+        return found
+
+    # ---- connections ----
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, _ = await loop.sock_accept(listener)
+            except OSError:  # too many descriptors, or a client that left again
+                await asyncio.sleep(0.1)
+                continue
+            client.setblocking(False)
+            if len(self.connections) >= CONNECTIONS_MAX:
+                _reset(client)
+                continue
+            address, port = _destination(client)
+            name = self._names.get(address) if isinstance(address, IPv4Address) else None
+            connection = Connection(name or str(address), port, None if name else address)
+            self.connections.add(connection)
+            connection.task = asyncio.create_task(self._serve(client, connection, name))
+
+    async def _serve(self, client: socket.socket, connection: Connection, name: str | None) -> None:
+        try:
+            reason = self._why_not(connection)
+            if not name and connection.address in STANDING_FOR:
+                reason = "nothing stands for this address"
+            if reason:
+                await self._refuse(client, connection, reason)
+                return
+            await self._carry(client, connection, name)
+        except Refused as refused:
+            await self._refuse(client, connection, f"the connection was for something else: {refused}")
+        except (OSError, SkerryError) as error:
+            connection.verdict = f"failed: {error}"
+        finally:
+            _reset(client)
+            self.connections.discard(connection)
+            if connection.address is not None and not connection.verdict.startswith("denied"):
+                self.sent += connection.sent
+                self.received += connection.received
+                self._witness.closed(connection)
+
+    async def _carry(self, client: socket.socket, connection: Connection, name: str | None) -> None:
+        loop = asyncio.get_running_loop()
+        addresses = [connection.address] if connection.address is not None else []
+        if name:
+            why = ""
+            for address in await self._addresses(name):
+                why = self.rules.why_not_address(address, connection.port, by_name=True)
+                if not why:
+                    addresses.append(address)
+            if not addresses:
+                await self._refuse(client, connection, why or "the name has no address")
+                return
+        first = b""
+        if name and connection.port in (80, 443):
+            first = await self._first_words(client)
+        guard = _guard(name, connection.port, first)
+        connection.address = addresses[0]
+        await self._witness.opening(connection)
+        server = await _dial(loop, addresses, connection)
+        try:
+            await _relay(loop, client, server, connection, guard, first)
+        finally:
+            server.close()
+
+    async def _first_words(self, client: socket.socket) -> bytes:
+        """What the client says first, enough to know what it is. Raises Refused, TimeoutError."""
+        loop = asyncio.get_running_loop()
+        data = b""
+        async with asyncio.timeout(FIRST_WORDS_SECONDS):
+            while True:
+                more = await loop.sock_recv(client, BUFFER)
+                data += more
+                if not more:
+                    raise Refused("it said nothing")
+                if looks_like_tls(data):
+                    if server_name(data) is not None:
+                        return data
+                elif looks_like_http(data) is not None:
+                    return data
+
+    async def _refuse(self, client: socket.socket, connection: Connection, reason: str) -> None:
+        """Say why, if the client speaks HTTP."""
+        connection.verdict = f"denied: {reason}"
+        self._deny(connection.host, connection.port, reason)
+        if connection.port in (443, 22):
+            return
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                if looks_like_http(await loop.sock_recv(client, 4096)):
+                    text = f"{self._words(reason, connection.host, connection.port)}\n".encode()
+                    head = (
+                        b"HTTP/1.1 403 Forbidden\r\ncontent-type: text/plain; charset=utf-8\r\n"
+                        b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(text)
+                    )
+                    await loop.sock_sendall(client, head + text)
+                    client.shutdown(socket.SHUT_WR)
+                    await loop.sock_recv(client, 4096)
+
+    def _words(self, reason: str, host: str, port: int = 0) -> str:
+        where = f"{host}:{port}" if port else host
+        hint = f'; ask for it with env.network.allow("{where}")' if "allowlist" in reason else ""
+        return f"skerry: egress to {where} is refused: {reason}{hint}"
+
+    def _deny(self, host: str, port: int, reason: str) -> None:
+        for known in self.denials:
+            if (known.host, known.port, known.reason) == (host, port, reason):
+                known.count += 1
+                known.at = time.time()
+                return
+        denial = Denial(time.time(), host, port, reason)
+        self.denials.append(denial)
+        self._witness.denied(denial)
+
+
+def _guard(name: str | None, port: int, first: bytes) -> HttpGuard | None:
+    """What looks at everything that the client says, if that must be. Raises Refused."""
+    if not name or not first:
+        return None
+    if looks_like_tls(first):
+        if (asked := server_name(first)) != name:
+            raise Refused(f"TLS for {asked!r}")
+        return None
+    if port == 443 or not looks_like_http(first):
+        raise Refused("neither TLS nor HTTP")
+    return HttpGuard(name, port)
+
+
+def _destination(client: socket.socket) -> tuple[Address, int]:
+    """Where the client wanted to go, before it was redirected to us."""
+    if client.family == socket.AF_INET:
+        raw = client.getsockopt(socket.SOL_IP, _ORIGINAL_DESTINATION, 16)
+        return IPv4Address(raw[4:8]), int(struct.unpack(">H", raw[2:4])[0])
+    raw = client.getsockopt(socket.IPPROTO_IPV6, _ORIGINAL_DESTINATION, 28)
+    return ipaddress.IPv6Address(raw[8:24]), int(struct.unpack(">H", raw[2:4])[0])
+
+
+async def _dial(
+    loop: asyncio.AbstractEventLoop, addresses: list[Address], connection: Connection
+) -> socket.socket:
+    """The first that answers. Raises OSError."""
+    failure: OSError = OSError("no address")
+    for address in addresses:
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        server = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            async with asyncio.timeout(DIAL_SECONDS):
+                await loop.sock_connect(server, (str(address), connection.port))
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.address = address
+            return server
+        except (OSError, TimeoutError) as error:
+            server.close()
+            failure = error if isinstance(error, OSError) else OSError("it does not answer")
+        except BaseException:
+            server.close()
+            raise
+    raise failure
+
+
+async def _relay(
+    loop: asyncio.AbstractEventLoop,
+    client: socket.socket,
+    server: socket.socket,
+    connection: Connection,
+    guard: HttpGuard | None,
+    first: bytes,
+) -> None:
+    """Both ways, until both have ended. Raises OSError, Refused."""
+    answered = asyncio.Event()
+    beginning = bytearray()
+
+    async def upwards() -> None:
+        data = first
+        while True:
+            if data:
+                passed = data if guard is None else guard.feed(data)
+                while guard is not None and guard.upgrading:
+                    await loop.sock_sendall(server, passed)
+                    connection.sent += len(passed)
+                    answered.clear()
+                    beginning.clear()
+                    await answered.wait()
+                    accepted = bytes(beginning).startswith(b"HTTP/1.1 101")
+                    passed = guard.upgraded(accepted)
+                    if accepted:
+                        break
+                await loop.sock_sendall(server, passed)
+                connection.sent += len(passed)
+            data = await loop.sock_recv(client, BUFFER)
+            if not data:
+                with contextlib.suppress(OSError):
+                    server.shutdown(socket.SHUT_WR)
+                return
+
+    async def downwards() -> None:
+        while data := await loop.sock_recv(server, BUFFER):
+            if guard is not None and len(beginning) < 12:
+                beginning.extend(data[:12])
+                if len(beginning) >= 12:
+                    answered.set()
+            await loop.sock_sendall(client, data)
+            connection.received += len(data)
+        with contextlib.suppress(OSError):
+            client.shutdown(socket.SHUT_WR)
+
+    async with asyncio.TaskGroup() as both:
+        both.create_task(upwards())
+        both.create_task(downwards())
+
+
+def _reset(client: socket.socket) -> None:
+    client.close()
+
+
+async def resolve(name: str) -> list[Address]:
+    """By the daemon's own resolver. Raises OSError; an empty list when there is no such name."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", -5)):
+            return []
+        raise
+    addresses: list[Address] = []
+    for _, _, _, _, place in found:
+        address = ipaddress.ip_address(str(place[0]).partition("%")[0])
+        if address not in addresses:
+            addresses.append(address)
+    return addresses
