@@ -83,7 +83,12 @@ class Proxy:
     """Of one environment. `rules` may be replaced at any time by `change()`."""
 
     def __init__(
-        self, rules: Rules, tcp: list[socket.socket], udp: list[socket.socket], witness: Witness, resolve: Resolve
+        self,
+        rules: Rules,
+        tcp: list[socket.socket],
+        udp: list[socket.socket],
+        witness: Witness,
+        resolve: Resolve,
     ) -> None:
         self.rules = rules
         self.denials: deque[Denial] = deque(maxlen=DENIALS_MAX)
@@ -197,7 +202,7 @@ class Proxy:
                 continue
             client.setblocking(False)
             if len(self.connections) >= CONNECTIONS_MAX:
-                _reset(client)
+                client.close()
                 continue
             address, port = _destination(client)
             name = self._names.get(address) if isinstance(address, IPv4Address) else None
@@ -219,7 +224,7 @@ class Proxy:
         except (OSError, SkerryError) as error:
             connection.verdict = f"failed: {error}"
         finally:
-            _reset(client)
+            client.close()
             self.connections.discard(connection)
             if connection.address is not None and not connection.verdict.startswith("denied"):
                 self.sent += connection.sent
@@ -246,7 +251,7 @@ class Proxy:
         await self._witness.opening(connection)
         server = await _dial(loop, addresses, connection)
         try:
-            await _relay(loop, client, server, connection, guard, first)
+            await _Relay(client, server, connection, guard).run(first)
         finally:
             server.close()
 
@@ -346,59 +351,67 @@ async def _dial(
     raise failure
 
 
-async def _relay(
-    loop: asyncio.AbstractEventLoop,
-    client: socket.socket,
-    server: socket.socket,
-    connection: Connection,
-    guard: HttpGuard | None,
-    first: bytes,
-) -> None:
-    """Both ways, until both have ended. Raises OSError, Refused."""
-    answered = asyncio.Event()
-    beginning = bytearray()
+class _Relay:
+    """Both ways, until both have ended."""
 
-    async def upwards() -> None:
-        data = first
+    def __init__(
+        self, client: socket.socket, server: socket.socket, connection: Connection, guard: HttpGuard | None
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._client = client
+        self._server = server
+        self._connection = connection
+        self._guard = guard
+        self._answer: asyncio.Future[bytes] | None = None
+        """The first bytes that the server says to a request for another protocol."""
+
+    async def run(self, first: bytes) -> None:
+        """Raises OSError, Refused."""
+        ways = [asyncio.create_task(self._upwards(first)), asyncio.create_task(self._downwards())]
+        try:
+            done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_EXCEPTION)
+            for way in done:
+                way.result()
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.wait(ways)
+
+    async def _upwards(self, data: bytes) -> None:
         while True:
-            if data:
-                passed = data if guard is None else guard.feed(data)
-                while guard is not None and guard.upgrading:
-                    await loop.sock_sendall(server, passed)
-                    connection.sent += len(passed)
-                    answered.clear()
-                    beginning.clear()
-                    await answered.wait()
-                    accepted = bytes(beginning).startswith(b"HTTP/1.1 101")
-                    passed = guard.upgraded(accepted)
-                    if accepted:
-                        break
-                await loop.sock_sendall(server, passed)
-                connection.sent += len(passed)
-            data = await loop.sock_recv(client, BUFFER)
+            if self._guard is not None:
+                data = self._guard.feed(data)
+            await self._send(data)
+            if self._guard is not None and self._guard.upgrading:
+                self._answer = self._loop.create_future()
+                accepted = (await self._answer).startswith(b"HTTP/1.1 101")
+                await self._send(self._guard.upgraded(accepted))
+                if accepted:
+                    self._guard = None
+                elif self._guard.upgrading:
+                    raise Refused("several protocols at once")
+            data = await self._loop.sock_recv(self._client, BUFFER)
             if not data:
-                with contextlib.suppress(OSError):
-                    server.shutdown(socket.SHUT_WR)
+                self._server.shutdown(socket.SHUT_WR)
                 return
 
-    async def downwards() -> None:
-        while data := await loop.sock_recv(server, BUFFER):
-            if guard is not None and len(beginning) < 12:
-                beginning.extend(data[:12])
-                if len(beginning) >= 12:
-                    answered.set()
-            await loop.sock_sendall(client, data)
-            connection.received += len(data)
-        with contextlib.suppress(OSError):
-            client.shutdown(socket.SHUT_WR)
+    async def _downwards(self) -> None:
+        said = b""
+        while data := await self._loop.sock_recv(self._server, BUFFER):
+            if self._answer is not None and not self._answer.done():
+                said += data[:12]
+                if len(said) >= 12:
+                    self._answer.set_result(said)
+                    said = b""
+            await self._loop.sock_sendall(self._client, data)
+            self._connection.received += len(data)
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(said)
+        self._client.shutdown(socket.SHUT_WR)
 
-    async with asyncio.TaskGroup() as both:
-        both.create_task(upwards())
-        both.create_task(downwards())
-
-
-def _reset(client: socket.socket) -> None:
-    client.close()
+    async def _send(self, data: bytes) -> None:
+        await self._loop.sock_sendall(self._server, data)
+        self._connection.sent += len(data)
 
 
 async def resolve(name: str) -> list[Address]:

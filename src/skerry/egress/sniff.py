@@ -46,12 +46,12 @@ def server_name(data: bytes) -> str | None:
     at = 0
     while True:  # the greeting may be spread over several records
         if len(data) < at + 5:
-            return _more(data)
+            break
         kind, major, length = data[at], data[at + 1], struct.unpack_from(">H", data, at + 3)[0]
         if kind != 22 or major != 3 or not 0 < length <= HELLO_MAX:
             raise Refused("it is no TLS")
         if len(data) < at + 5 + length:
-            return _more(data)
+            break
         hello += data[at + 5 : at + 5 + length]
         at += 5 + length
         if len(hello) >= 4:
@@ -62,11 +62,9 @@ def server_name(data: bytes) -> str | None:
                 raise Refused("its greeting is too long")
             if len(hello) >= wanted:
                 return _name_in(hello[4:wanted])
-
-
-def _more(data: bytes) -> None:
     if len(data) > HELLO_MAX:
         raise Refused("its greeting is too long")
+    return None
 
 
 def _name_in(hello: bytes) -> str:

@@ -87,7 +87,6 @@ def _netfilter(kind: int, family: int, attributes: bytes) -> bytes:
     return _message(kind, _CREATE | _APPEND, struct.pack(">BBH", family, 0, 0) + attributes)
 
 
-
 def _rule(family: int, expressions: Iterable[bytes]) -> bytes:
     listed = b"".join(_attribute(1 | _NESTED, expression) for expression in expressions)
     return _netfilter(
