@@ -25,7 +25,7 @@ from skerry.egress import dns
 from skerry.egress.addresses import Address
 from skerry.egress.names import canonical
 from skerry.egress.rules import Rules
-from skerry.egress.sniff import HttpGuard, Refused, looks_like_http, looks_like_tls, server_name
+from skerry.egress.sniff import WEB, Refused, Screen, looks_like_http
 from skerry.errors import SkerryError
 
 STANDING_FOR = ipaddress.ip_network("198.18.0.0/15")
@@ -243,33 +243,17 @@ class Proxy:
             if not addresses:
                 await self._refuse(client, connection, why or "the name has no address")
                 return
+        screen = Screen(name, connection.port) if name else None
         first = b""
-        if name and connection.port in (80, 443):
-            first = await self._first_words(client)
-        guard = _guard(name, connection.port, first)
+        if screen is not None and connection.port in WEB:
+            first = await _first_words(client, screen)
         connection.address = addresses[0]
         await self._witness.opening(connection)
         server = await _dial(loop, addresses, connection)
         try:
-            await _Relay(client, server, connection, guard).run(first)
+            await _Relay(client, server, connection, screen).run(first)
         finally:
             server.close()
-
-    async def _first_words(self, client: socket.socket) -> bytes:
-        """What the client says first, enough to know what it is. Raises Refused, TimeoutError."""
-        loop = asyncio.get_running_loop()
-        data = b""
-        async with asyncio.timeout(FIRST_WORDS_SECONDS):
-            while True:
-                more = await loop.sock_recv(client, BUFFER)
-                data += more
-                if not more:
-                    raise Refused("it said nothing")
-                if looks_like_tls(data):
-                    if server_name(data) is not None:
-                        return data
-                elif looks_like_http(data) is not None:
-                    return data
 
     async def _refuse(self, client: socket.socket, connection: Connection, reason: str) -> None:
         """Say why, if the client speaks HTTP."""
@@ -306,17 +290,17 @@ class Proxy:
         self._witness.denied(denial)
 
 
-def _guard(name: str | None, port: int, first: bytes) -> HttpGuard | None:
-    """What looks at everything that the client says, if that must be. Raises Refused."""
-    if not name or not first:
-        return None
-    if looks_like_tls(first):
-        if (asked := server_name(first)) != name:
-            raise Refused(f"TLS for {asked!r}")
-        return None
-    if port == 443 or not looks_like_http(first):
-        raise Refused("neither TLS nor HTTP")
-    return HttpGuard(name, port)
+async def _first_words(client: socket.socket, screen: Screen) -> bytes:
+    """What may be passed on of what the client says first. Raises Refused, OSError."""
+    loop = asyncio.get_running_loop()
+    passed = b""
+    async with asyncio.timeout(FIRST_WORDS_SECONDS):
+        while not screen.decided:
+            data = await loop.sock_recv(client, BUFFER)
+            if not data:
+                raise Refused("it said nothing")
+            passed += screen.feed(data)
+    return passed
 
 
 def _destination(client: socket.socket) -> tuple[Address, int]:
@@ -355,13 +339,13 @@ class _Relay:
     """Both ways, until both have ended."""
 
     def __init__(
-        self, client: socket.socket, server: socket.socket, connection: Connection, guard: HttpGuard | None
+        self, client: socket.socket, server: socket.socket, connection: Connection, screen: Screen | None
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._client = client
         self._server = server
         self._connection = connection
-        self._guard = guard
+        self._screen = screen
         self._answer: asyncio.Future[bytes] | None = None
         """The first bytes that the server says to a request for another protocol."""
 
@@ -377,23 +361,21 @@ class _Relay:
                 way.cancel()
             await asyncio.wait(ways)
 
-    async def _upwards(self, data: bytes) -> None:
+    async def _upwards(self, passed: bytes) -> None:
+        screen = self._screen
         while True:
-            if self._guard is not None:
-                data = self._guard.feed(data)
-            await self._send(data)
-            if self._guard is not None and self._guard.upgrading:
+            await self._send(passed)
+            if screen is not None and screen.upgrading:
                 self._answer = self._loop.create_future()
                 accepted = (await self._answer).startswith(b"HTTP/1.1 101")
-                await self._send(self._guard.upgraded(accepted))
-                if accepted:
-                    self._guard = None
-                elif self._guard.upgrading:
+                await self._send(screen.upgraded(accepted))
+                if screen.upgrading:
                     raise Refused("several protocols at once")
             data = await self._loop.sock_recv(self._client, BUFFER)
             if not data:
                 self._server.shutdown(socket.SHUT_WR)
                 return
+            passed = data if screen is None else screen.feed(data)
 
     async def _downwards(self) -> None:
         said = b""

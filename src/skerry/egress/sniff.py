@@ -100,6 +100,58 @@ def _only_name(extension: bytes) -> bytes:
     return extension[5:]
 
 
+WEB = (80, 443)
+"""Ports at which nothing but HTTP and TLS is spoken, and the client speaks first."""
+
+
+class Screen:
+    """Between a client and the host of one name: finds out what is spoken, and lets through what is for that host."""
+
+    def __init__(self, name: str, port: int) -> None:
+        self._name = name
+        self._port = port
+        self._held = b""
+        self._guard: HttpGuard | None = None
+        self.decided = False
+
+    def feed(self, data: bytes) -> bytes:
+        """What may be passed on of what the client says. Raises Refused."""
+        if not self.decided:
+            self._held += data
+            if not self._decide():
+                return b""
+            data, self._held = self._held, b""
+        return data if self._guard is None else self._guard.feed(data)
+
+    @property
+    def upgrading(self) -> bool:
+        """The client asks for another protocol: what follows is held back until the server has answered."""
+        return self._guard is not None and self._guard.upgrading
+
+    def upgraded(self, accepted: bool) -> bytes:
+        """What was held back. Raises Refused."""
+        assert self._guard is not None
+        held = self._guard.upgraded(accepted)
+        if accepted:
+            self._guard = None
+        return held
+
+    def _decide(self) -> bool:
+        if looks_like_tls(self._held):
+            asked = server_name(self._held)
+            if asked is not None and asked != self._name:
+                raise Refused(f"TLS for {asked}")
+            self.decided = asked is not None
+            return self.decided
+        http = looks_like_http(self._held)
+        if http:
+            self._guard = HttpGuard(self._name, self._port)
+        elif http is False and self._port in WEB:
+            raise Refused("neither TLS nor HTTP")
+        self.decided = http is not None
+        return self.decided
+
+
 class HttpGuard:
     """Lets the requests to one host through. Feed it what a client sends; it returns what may be passed on."""
 
