@@ -72,9 +72,9 @@ def answer(operation: dict[str, Any]) -> str:
 
 
 def errors() -> str:
-    rows = sorted((error.status, code) for code, error in BY_CODE.items())
-    lines = "\n".join(f"| `{code}` | {status} |" for status, code in rows)
-    return f"## Errors\n\n| code | status |\n|---|---|\n{lines}"
+    rows = sorted((error.status, code, error.grpc) for code, error in BY_CODE.items())
+    lines = "\n".join(f"| `{code}` | {status} | `{grpc}` |" for status, code, grpc in rows)
+    return f"## Errors\n\n| code | HTTP | gRPC |\n|---|---|---|\n{lines}"
 
 
 def document() -> str:

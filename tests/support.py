@@ -43,6 +43,14 @@ def require(tool: str, package: str = "") -> str:
     return path
 
 
+def free_port() -> int:
+    """Of loopback; nobody else takes it within the next moments."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 @contextmanager
 def temporary_home(uid: int | None = None) -> Iterator[Path]:
     """A fresh SKERRY_HOME with a short path, of this user or of `uid`.

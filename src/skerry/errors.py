@@ -33,7 +33,7 @@ the platform's faults.
         ├── StoreUnavailable      the database cannot be written or read now
         └── StoreUnusable         it never will be, as it is: made by a newer Skerry, damaged, no driver
 
-Each class has a stable `code`, the HTTP status that carries it, and says whether a retry can help. The wire
+Each class has a stable `code`, the statuses of HTTP and gRPC that carry it, and says whether a retry can help. The wire
 form is `to_dict()`; `from_dict()` rebuilds the same class from its code.
 """
 
@@ -49,6 +49,7 @@ class SkerryError(Exception):
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
+    grpc: ClassVar[str] = "INTERNAL"
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, hint: str = "", detail: dict[str, Any] | None = None) -> None:
@@ -78,6 +79,7 @@ class SkerryError(Exception):
 class InvalidRequest(SkerryError):
     code = "invalid_request"
     status = 400
+    grpc = "INVALID_ARGUMENT"
 
 
 class PathOutside(InvalidRequest):
@@ -87,6 +89,7 @@ class PathOutside(InvalidRequest):
 class MethodNotAllowed(InvalidRequest):
     code = "method_not_allowed"
     status = 405
+    grpc = "UNIMPLEMENTED"
 
 
 class UnsupportedMediaType(InvalidRequest):
@@ -97,11 +100,13 @@ class UnsupportedMediaType(InvalidRequest):
 class TooSlow(InvalidRequest):
     code = "too_slow"
     status = 408
+    grpc = "DEADLINE_EXCEEDED"
 
 
 class NotFound(SkerryError):
     code = "not_found"
     status = 404
+    grpc = "NOT_FOUND"
 
 
 class EnvironmentNotFound(NotFound):
@@ -123,6 +128,7 @@ class FileMissing(NotFound):
 class Conflict(SkerryError):
     code = "conflict"
     status = 409
+    grpc = "FAILED_PRECONDITION"
 
 
 class EnvironmentEnded(Conflict):
@@ -137,11 +143,13 @@ class FileConflict(Conflict):
 class Denied(SkerryError):
     code = "denied"
     status = 403
+    grpc = "PERMISSION_DENIED"
 
 
 class Unauthorized(Denied):
     code = "unauthorized"
     status = 401
+    grpc = "UNAUTHENTICATED"
 
 
 class FileDenied(Denied):
@@ -151,6 +159,7 @@ class FileDenied(Denied):
 class LimitReached(SkerryError):
     code = "limit_reached"
     status = 413
+    grpc = "RESOURCE_EXHAUSTED"
 
 
 class Busy(LimitReached):
@@ -177,12 +186,14 @@ class PlatformError(SkerryError):
 class DaemonUnavailable(PlatformError):
     code = "daemon_unavailable"
     status = 503
+    grpc = "UNAVAILABLE"
     retryable = True
 
 
 class IsolationUnavailable(PlatformError):
     code = "isolation_unavailable"
     status = 501
+    grpc = "UNIMPLEMENTED"
 
 
 class LaunchFailed(PlatformError):
@@ -201,6 +212,7 @@ class ImageBuildFailed(PlatformError):
 class StoreUnavailable(PlatformError):
     code = "store_unavailable"
     status = 503
+    grpc = "UNAVAILABLE"
     retryable = True
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis
@@ -93,7 +93,7 @@ class Target:
     def prepare(self, case: Case) -> None:
         """Make most requests meet something that exists, and none of them take long."""
         parameters = case.path_parameters or {}
-        known = {
+        known: dict[str, Callable[[], str]] = {
             "environment_id": self.environment,
             "execution_id": self.execution,
             "token_id": self.token,

@@ -280,6 +280,9 @@ class StubBackend:
     def reset_peak(self, environment_id: str) -> None:
         self.resets += 1
 
+    def prepared(self) -> int:
+        return 0
+
     async def close(self) -> None:
         self.closed = True
 

@@ -15,6 +15,7 @@ from skerry.daemon.http.answers import reply
 from skerry.daemon.http.api import Api
 from skerry.daemon.http.operations import Call, Engine, Operation, Parameter
 from skerry.daemon.http.readiness import Readiness
+from skerry.daemon.metrics import Metrics
 from skerry.daemon.peers import PEER, Peer
 from skerry.errors import DaemonUnavailable
 from skerry.manager.commands import Command
@@ -39,7 +40,7 @@ def operation(path: str, method: str = "GET", handler: Any = echo, **more: Any) 
 
 
 API = Api(
-    cast(Engine, SimpleNamespace(gate=Gate(cast(Store, None)))),
+    cast(Engine, SimpleNamespace(gate=Gate(cast(Store, None)), metrics=Metrics())),
     [
         operation("/a/{x}"),
         operation("/a/b"),

@@ -116,6 +116,10 @@ class Backend(Protocol):
         """Begin a new peak-memory measurement, where the kernel can."""
         ...
 
+    def prepared(self) -> int:
+        """How many instances it has made ahead of need."""
+        ...
+
     async def close(self) -> None:
         """Release what the backend prepared ahead. Instances are left as they are."""
         ...

@@ -74,6 +74,10 @@ class Blanks:
         """Whether it is one that nobody has asked for."""
         return id_ in self._ready or id_ in self._making
 
+    def __len__(self) -> int:
+        """How many are ready."""
+        return len(self._ready)
+
     def reserve(self) -> str:
         """An id for `take`: that of one which is ready, if any is."""
         while self._ready:

@@ -117,6 +117,9 @@ class FakeBackend:
     def reset_peak(self, environment_id: str) -> None:
         pass
 
+    def prepared(self) -> int:
+        return 0
+
     async def close(self) -> None:
         self._helper.close()
 

@@ -204,6 +204,9 @@ class NamespaceBackend:
     def reset_peak(self, environment_id: str) -> None:
         self._get(environment_id).cgroup.reset_peak()
 
+    def prepared(self) -> int:
+        return len(self._blanks)
+
     async def close(self) -> None:
         await self._blanks.close()
         if self._volumes is not None:

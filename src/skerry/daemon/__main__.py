@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help="serve others too, with tokens (and SKERRY_LISTEN)",
     )
+    parser.add_argument("--grpc", metavar="HOST:PORT", help="serve gRPC, with tokens (or SKERRY_GRPC)")
     parser.add_argument(
         "--host-name", action="append", default=[], metavar="NAME", help="another name of ours"
     )
@@ -76,10 +77,13 @@ def _run(options: argparse.Namespace) -> None:
         options.listen or os.environ.get("SKERRY_LISTEN", "").replace(",", " ").split(),
         *(options.host_name, options.tls_cert, options.tls_key),
     )
+    place = options.grpc or os.environ.get("SKERRY_GRPC", "")
+    grpc = listening.grpc_addresses(place, secure=bool(options.tls_cert)) if place else []
 
     def ready() -> None:
         if options.foreground:
-            for url in (f"unix://{home.socket}", *(door.url for door in doors)):
+            urls = (*(door.url for door in doors), *(f"grpc://{address}" for address in grpc))
+            for url in (f"unix://{home.socket}", *urls):
                 print(f"skerry: listening on {url}", file=sys.stderr, flush=True)
         _tell(options, b"ready\n")
 
@@ -93,7 +97,9 @@ def _run(options: argparse.Namespace) -> None:
                     ready,
                     doors=doors,
                     backend=options.backend,
-                    idle_exit=None if options.foreground or doors else options.idle_exit,
+                    idle_exit=None if options.foreground or doors or grpc else options.idle_exit,
+                    grpc=grpc,
+                    tls=(options.tls_cert, options.tls_key) if options.tls_cert else None,
                 )
             )
     finally:

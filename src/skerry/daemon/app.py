@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -20,13 +22,16 @@ from skerry.daemon.http import table
 from skerry.daemon.http.api import Api
 from skerry.daemon.http.operations import Engine
 from skerry.daemon.http.readiness import Readiness
+from skerry.daemon.metrics import MeasuredRecords, Metrics
 from skerry.daemon.server import Server, listen, unlisten
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.images.store import ImageStore
 from skerry.manager.environments import EnvironmentManager
-from skerry.manager.records import StoredRecords
 from skerry.settings import Home
 from skerry.store import Store
+
+if TYPE_CHECKING:
+    from skerry.daemon.grpc.server import GrpcServer
 
 BACKENDS: dict[str, Callable[[str], Backend]] = {"namespace": NamespaceBackend, "fake": FakeBackend}
 IDLE_LOOK = 1.0
@@ -49,26 +54,32 @@ async def serve(
     ready: Callable[[], None],
     *,
     doors: Sequence[Door] = (),
+    grpc: Sequence[str] = (),
+    tls: tuple[str, str] | None = None,
     backend: str | None,
     idle_exit: float | None,
 ) -> None:
     """Recover, serve until told to stop (or idle for `idle_exit` seconds). Raises SkerryError.
 
-    `doors` are open beside the unix socket.
+    `doors` are open beside the unix socket; gRPC is served at the addresses `grpc`, over TLS if its files are given.
 
     SIGTERM leaves the environments to the next daemon; any other end deletes them.
     """
     store = ImageStore(Path(home.images))
     registry = make_registry(home, backend)
     database = await Store.open(home.database)
-    manager = EnvironmentManager(registry, store, StoredRecords(database, home.identity()))
+    metrics = Metrics()
+    manager = EnvironmentManager(registry, store, MeasuredRecords(database, home.identity(), metrics))
+    stopping = asyncio.Event()
+    gate = Gate(database)
+    readiness = Readiness(manager, home.path)
+    engine = Engine(manager, store, database, gate, home, readiness, metrics, stopping.set)
+    api = Api(engine, table.OPERATIONS)
+    grpc_server = _grpc_server(api, engine, grpc, tls) if grpc else None
     await asyncio.to_thread(store.sweep)
     await manager.recover()
     own_door = UnixDoor(listen(home))
-    stopping = asyncio.Event()
-    gate = Gate(database)
-    engine = Engine(manager, store, database, gate, home, Readiness(manager, home.path), stopping.set)
-    server = Server(Api(engine, table.OPERATIONS), [own_door, *doors], ready)
+    server = Server(api, [own_door, *doors], ready)
     loop = asyncio.get_running_loop()
     keep = False
 
@@ -77,6 +88,8 @@ async def serve(
         keep = True
         stopping.set()
 
+    if grpc_server is not None:
+        await grpc_server.start()
     loop.add_signal_handler(signal.SIGTERM, leave)
     loop.add_signal_handler(signal.SIGINT, stopping.set)
     serving = asyncio.create_task(server.serve())
@@ -100,10 +113,25 @@ async def serve(
             await manager.close(keep=keep)
         finally:
             server.stop()
+            if grpc_server is not None:
+                await grpc_server.stop()
             await serving
             with contextlib.suppress(SkerryError):
                 await gate.note_use()
             await database.close()
+
+
+def _grpc_server(
+    api: Api, engine: Engine, addresses: Sequence[str], tls: tuple[str, str] | None
+) -> GrpcServer:
+    """Raises InvalidRequest."""
+    # What is started from here executes another program at once: gRPC need not prepare for a fork.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    try:
+        from skerry.daemon.grpc.server import GrpcServer
+    except ImportError as error:
+        raise InvalidRequest(f"cannot serve gRPC: {error}", hint="pip install 'skerry[grpc]'") from error
+    return GrpcServer(api, table.OPERATIONS, engine.readiness.check, addresses, tls)
 
 
 async def _sweep(manager: EnvironmentManager) -> None:

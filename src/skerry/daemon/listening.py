@@ -24,13 +24,8 @@ def open_doors(
     doors: list[TcpDoor] = []
     try:
         for place in listen:
-            host, port = _parse(place)
-            for family, address in _resolve(place, host, port):
-                if tls is None and not ipaddress.ip_address(address[0]).is_loopback:
-                    raise InvalidRequest(
-                        f"cannot listen on {place} without TLS: others could read the tokens",
-                        hint="give --tls-cert and --tls-key, or listen on 127.0.0.1",
-                    )
+            host, _ = _parse(place)
+            for family, address in _addresses(place, tls is not None):
                 host_name = f"[{host}]" if ":" in host else host
                 doors.append(TcpDoor(_bind(place, family, address), [host_name, *names], tls))
     except BaseException:
@@ -38,6 +33,23 @@ def open_doors(
             door.sock.close()
         raise
     return doors
+
+
+def grpc_addresses(place: str, *, secure: bool) -> list[str]:
+    """All that `HOST:PORT` means, as numbers. Raises InvalidRequest as `open_doors()` does."""
+    found = (address for _, address in _addresses(place, secure))
+    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in found]
+
+
+def _addresses(place: str, secure: bool) -> list[tuple[int, tuple[str, int]]]:
+    """(family, address), each once."""
+    found = _resolve(place, *_parse(place))
+    if not secure and not all(ipaddress.ip_address(address[0]).is_loopback for _, address in found):
+        raise InvalidRequest(
+            f"cannot listen on {place} without TLS: others could read the tokens",
+            hint="give --tls-cert and --tls-key, or listen on 127.0.0.1",
+        )
+    return found
 
 
 def _context(cert: str | None, key: str | None) -> ssl.SSLContext | None:
@@ -73,7 +85,6 @@ def _parse(place: str) -> tuple[str, int]:
 
 
 def _resolve(place: str, host: str, port: int) -> list[tuple[int, tuple[str, int]]]:
-    """(family, address), each once."""
     try:
         found = socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:

@@ -517,6 +517,14 @@ class EnvironmentManager:
             for backend in self._registry.backends:
                 await backend.close()
 
+    def census(self) -> list[Environment]:
+        """All live ones, of every tenant."""
+        return list(self._live.values())
+
+    def prepared(self) -> dict[tuple[str], int]:
+        """How many instances each backend, by its name, has made ahead of need."""
+        return {(backend.name,): backend.prepared() for backend in self._registry.backends}
+
     def in_use(self) -> set[str]:
         """The digests of images that live environments stand on. May be called from any thread."""
         return {environment.image.digest for environment in tuple(self._live.values())}

@@ -20,6 +20,7 @@ from starlette.websockets import WebSocket
 from skerry.daemon.http.answers import log, problem
 from skerry.daemon.http.operations import JSON, Call, Engine, Operation
 from skerry.daemon.http.requests import query, read_json
+from skerry.daemon.http.telling import Telling
 from skerry.daemon.peers import peer_of
 from skerry.errors import (
     Denied,
@@ -74,17 +75,26 @@ class Api:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = token_hex(8)
-        if scope["type"] == "websocket":
-            await self._websocket(scope, receive, send, request_id)
-            return
+        with Telling(self._engine.metrics) as telling:
+            if scope["type"] == "websocket":
+                await self._websocket(scope, receive, send, request_id, telling)
+            else:
+                await self._http(scope, receive, send, request_id, telling)
+
+    async def _http(
+        self, scope: Scope, receive: Receive, send: Send, request_id: str, telling: Telling
+    ) -> None:
         try:
             operation, arguments = self._operation(scope)
+            telling.operation = operation
             if operation.websocket:
                 raise InvalidRequest(
                     f"{scope['path']} is a WebSocket", hint="ask for an upgrade of the connection"
                 )
-            caller = await self._admit(scope, operation, request_id)
+            caller = telling.caller = await self._admit(scope, operation, request_id)
+            self._check_verb(scope, operation, caller)
         except SkerryError as error:
+            telling.answered(error.status)
             await _identified(problem(error), request_id)(scope, receive, send)
             return
         with self._engine.gate.under_way(caller, scope):
@@ -97,6 +107,7 @@ class Api:
             except Exception as error:
                 log.exception("request failed", operation=operation.name, request=request_id)
                 answer = problem(_internal(error))
+            telling.answered(answer.status_code)
             await _identified(answer, request_id)(scope, receive, send)
 
     async def _answer(self, call: Call, operation: Operation, arguments: dict[str, Any]) -> Response:
@@ -115,16 +126,22 @@ class Api:
         answer: Response = await operation.handler(call, **arguments)
         return answer
 
-    async def _websocket(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+    async def _websocket(
+        self, scope: Scope, receive: Receive, send: Send, request_id: str, telling: Telling
+    ) -> None:
         websocket = WebSocket(scope, receive, send)
         try:
             operation, arguments = self._operation({**scope, "method": "GET"})
+            telling.operation = operation
             if not operation.websocket:
                 raise InvalidRequest(f"{scope['path']} is no WebSocket")
-            caller = await self._admit(scope, operation, request_id)
+            caller = telling.caller = await self._admit(scope, operation, request_id)
+            self._check_verb(scope, operation, caller)
             with self._engine.gate.under_way(caller, scope):
                 await operation.handler(Call(self._engine, caller, scope, receive), websocket, **arguments)
+            telling.answered(operation.status)
         except SkerryError as error:  # handlers raise none after they have accepted
+            telling.answered(error.status)
             await websocket.send_denial_response(_identified(problem(error), request_id))
 
     async def _admit(self, scope: Scope, operation: Operation, request_id: str) -> Caller:
@@ -132,18 +149,20 @@ class Api:
         if not operation.verb:
             return Caller(verbs=frozenset(), peer=peer_of(scope).address, request_id=request_id)
         try:
-            caller = await self._engine.gate.caller(scope, request_id)
+            return await self._engine.gate.caller(scope, request_id)
         except Denied as error:
             self._note_stranger(scope, operation, request_id, error)
             raise
-        if operation.verb not in caller.verbs:
+
+    def _check_verb(self, scope: Scope, operation: Operation, caller: Caller) -> None:
+        """Raises Denied."""
+        if operation.verb and operation.verb not in caller.verbs:
             denied = Denied(
                 f"token {caller.token} does not allow {operation.verb!r}",
                 hint="`skerry token create --verb` makes one that does",
             )
             self._engine.manager.deny(caller, operation.name, denied, path=scope["path"])
             raise denied
-        return caller
 
     def _note_stranger(self, scope: Scope, operation: Operation, request_id: str, error: Denied) -> None:
         """In the operator's audit. One row a second, so that nobody can fill the disk with them."""
@@ -153,6 +172,7 @@ class Api:
             return
         caller = Caller(verbs=frozenset(), peer=peer_of(scope).address, request_id=request_id)
         more, self._strangers, self._stranger = self._strangers, 0, now
+        log.warning("refused", operation=operation.name, peer=caller.peer, request=request_id, more=more)
         self._engine.manager.deny(
             caller, operation.name, error, path=scope["path"], not_told_before=more or None
         )

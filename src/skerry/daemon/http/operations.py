@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope
 from skerry.daemon.auth import Gate
 from skerry.daemon.http.readiness import Readiness
 from skerry.daemon.http.requests import Body, read_raw
+from skerry.daemon.metrics import Metrics
 from skerry.errors import (
     Conflict,
     EnvironmentEnded,
@@ -48,6 +49,7 @@ class Engine:
     gate: Gate
     home: Home
     readiness: Readiness
+    metrics: Metrics
     stop: Callable[[], None]
 
 

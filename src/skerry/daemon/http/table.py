@@ -11,6 +11,7 @@ from skerry.daemon.http import (
     executions,
     files,
     images,
+    metrics,
     system,
     tenants,
 )
@@ -25,5 +26,6 @@ OPERATIONS = (
     *tenants.OPERATIONS,
     *audit.OPERATIONS,
     *system.OPERATIONS,
+    *metrics.OPERATIONS,
     *documents.OPERATIONS,
 )

@@ -1,0 +1,332 @@
+"""RPCs over a real connection, with an application that does what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+import grpc
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from skerry.daemon.grpc import calls
+from skerry.daemon.grpc.server import GrpcServer
+from skerry.daemon.http import table
+from skerry.daemon.peers import cut_of, peer_of
+from skerry.errors import DaemonUnavailable, InvalidRequest
+from skerry.v1 import daemon_pb2, environments_pb2, executions_pb2, files_pb2
+from skerry.v1.daemon_pb2_grpc import DaemonStub
+from skerry.v1.environments_pb2_grpc import EnvironmentsStub
+from skerry.v1.executions_pb2_grpc import ExecutionsStub
+from skerry.v1.files_pb2_grpc import FilesStub
+from tests.support import free_port
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+WRITE = files_pb2.WriteFileRequest(environment_id="e1", path="f", data=b"part")
+FOLLOW = executions_pb2.ReadLogsRequest(environment_id="e1", follow=True)
+
+
+def serving(app: App, client: Callable[[grpc.aio.Channel], Coroutine[Any, Any, None]]) -> None:
+    """Runs the client against a server of the application."""
+
+    async def main() -> None:
+        address = f"127.0.0.1:{free_port()}"
+        server = GrpcServer(app, table.OPERATIONS, lambda: None, [address], None)
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(30):
+                await client(channel)
+        finally:
+            await server.stop()
+
+    asyncio.run(main())
+
+
+async def start(send: Send, status: int = 200, **headers: str) -> None:
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+
+
+async def reply(send: Send, body: Any, status: int = 200, **headers: str) -> None:
+    await start(send, status, **headers)
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+
+
+async def error_of(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+def test_the_application_sees_a_request() -> None:
+    seen: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append((scope["method"], scope["path"], dict(scope["headers"]), peer_of(scope)))
+        seen.append(await receive())
+        await reply(send, {"expires_at": 5.5}, x_request_id="r1")
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        call = EnvironmentsStub(channel).Heartbeat(
+            environments_pb2.HeartbeatRequest(environment_id="e1", lifetime=2),
+            metadata=(
+                ("authorization", "Bearer skt_x"),
+                ("traceparent", "00-a-b-01"),
+                ("host", "evil"),
+                ("cookie", "no"),
+            ),
+        )
+        assert (await call).expires_at == 5.5
+        assert ("x-request-id", "r1") in list(await call.trailing_metadata())
+
+    serving(app, client)
+    (method, path, headers, peer), body = seen
+    assert (method, path) == ("POST", "/environments/e1/heartbeat")
+    assert headers == {
+        b"authorization": b"Bearer skt_x",
+        b"traceparent": b"00-a-b-01",
+        b"content-type": b"application/json",
+    }
+    assert peer.address.startswith("127.0.0.1:")
+    assert not peer.trusted
+    assert body == {"type": "http.request", "body": b'{"lifetime": 2.0}'}
+
+
+def test_an_upload_that_is_canceled_is_never_taken_for_a_whole_one() -> None:
+    events: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (message := await receive())["type"] != "http.disconnect":
+            events.put_nowait(message)
+            if not message.get("more_body"):
+                await reply(send, {"size": 1})
+        events.put_nowait(None)
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        for how in ["canceled", "late", "whole"] * 10:
+            call = FilesStub(channel).WriteFile(timeout=0.05 if how == "late" else None)
+            await call.write(WRITE)
+            assert (await events.get())["body"] == b"part"
+            if how == "whole":
+                await call.done_writing()
+                assert (await call).size == 1
+                assert await events.get() == {"type": "http.request", "body": b""}
+            elif how == "canceled":
+                call.cancel()
+            assert await events.get() is None
+
+    serving(app, client)
+
+
+def test_a_client_that_goes_away_is_gone_for_the_application_too() -> None:
+    gone = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        assert (await receive())["type"] == "http.disconnect"
+        await reply(send, {})  # to nobody
+        gone.set()
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        execute = ExecutionsStub(channel).Execute
+        request = executions_pb2.ExecuteRequest(environment_id="e1", command="sleep 100")
+        error = await error_of(execute(request, timeout=0.05))
+        assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        await gone.wait()
+
+    serving(app, client)
+
+
+def test_what_is_not_read_is_not_made() -> None:
+    made = 0
+    ended = asyncio.Event()
+    stalled = asyncio.Event()
+    piece = b"x" * 100_000
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal made
+        await start(send)
+        leaving = asyncio.create_task(_until_disconnect(receive))
+        while not leaving.done():
+            sending = asyncio.create_task(
+                _send(send, {"type": "http.response.body", "body": piece, "more_body": True})
+            )
+            if not (await asyncio.wait((sending,), timeout=0.5))[0]:
+                stalled.set()
+            await sending
+            made += len(piece)
+        ended.set()
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        call = FilesStub(channel).ReadFile(files_pb2.ReadFileRequest(environment_id="e1", path="f"))
+        await stalled.wait()
+        assert made < 20_000_000
+        call.cancel()
+        await ended.wait()
+
+    serving(app, client)
+
+
+async def _send(send: Send, message: Any) -> None:
+    await send(message)
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def test_a_call_whose_token_is_revoked_ends_at_once() -> None:
+    begun = asyncio.Event()
+    ended = asyncio.Event()
+    cut: list[Callable[[], None]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        cut.append(cut_of(scope))
+        await start(send)
+        begun.set()
+        await _until_disconnect(receive)
+        ended.set()
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        call = ExecutionsStub(channel).ReadLogs(FOLLOW)
+        reading = asyncio.create_task(call.read())
+        await begun.wait()
+        cut[0]()
+        error = await error_of(reading)
+        assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+        await ended.wait()
+
+    serving(app, client)
+
+
+def test_an_answer_that_breaks_off_is_an_error() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send)
+        await send({"type": "http.response.body", "body": b"some", "more_body": True})
+        if scope["query_string"] == b"path=crash":
+            raise RuntimeError("on purpose")
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        for path in ("end", "crash"):
+            call = FilesStub(channel).ReadFile(files_pb2.ReadFileRequest(environment_id="e1", path=path))
+            assert await call.read() == files_pb2.Chunk(data=b"some")
+            error = await error_of(call.read())
+            assert error.code() == grpc.StatusCode.INTERNAL
+            assert dict(error.trailing_metadata())["skerry-code"] == "internal"
+
+    serving(app, client)
+
+
+def test_lines_come_whole_however_they_are_sent() -> None:
+    pieces = [
+        b'{"t":1,"stream":"stdout","data":"a","encod',
+        b'ing":"utf-8"}\n{"t":2,"stream":"dropped"',
+        b"}\n",
+    ]
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send)
+        for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        lines = [line async for line in ExecutionsStub(channel).ReadLogs(FOLLOW)]
+        assert [(line.t, line.data) for line in lines] == [(1, b"a"), (2, b"")]
+
+    serving(app, client)
+
+
+def test_comments_between_events_are_no_events() -> None:
+    body = b':\n\nid: x-1\nevent: dropped\ndata: {"message":"gap"}\n\n:\n\nevent: ended\ndata: {"result":null}\n\n'
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert dict(scope["headers"])[b"last-event-id"] == b"x-0"
+        await start(send)
+        await send({"type": "http.response.body", "body": body})
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        request = executions_pb2.ExecutionEventsRequest(
+            environment_id="e1", execution_id="x1", last_event_id="x-0"
+        )
+        dropped, ended = [event async for event in ExecutionsStub(channel).ExecutionEvents(request)]
+        assert (dropped.id, dropped.dropped.message) == ("x-1", "gap")
+        assert ended.WhichOneof("event") == "ended"
+
+    serving(app, client)
+
+
+def test_a_stream_must_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "FIRST_SECONDS", 0.05)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("nothing to ask for")
+
+    async def nothing() -> AsyncIterator[files_pb2.WriteFileRequest]:
+        return
+        yield
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        files = FilesStub(channel)
+        assert (await error_of(files.WriteFile(nothing()))).code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert (await error_of(files.WriteFile())).code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+    serving(app, client)
+
+
+def test_a_websocket_that_is_refused_is_an_error() -> None:
+    problem = DaemonUnavailable("not now").to_dict()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "websocket"
+        await receive()
+        await send({"type": "websocket.http.response.start", "status": 503, "headers": []})
+        await send({"type": "websocket.http.response.body", "body": json.dumps(problem).encode()})
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        opening = executions_pb2.Opening(environment_id="e1", command="cat")
+        call = ExecutionsStub(channel).Attach()
+        await call.write(executions_pb2.AttachRequest(opening=opening))
+        error = await error_of(call.read())
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        call = ExecutionsStub(channel).Attach()
+        await call.write(executions_pb2.AttachRequest(signal=2))
+        assert (await error_of(call.read())).code() == grpc.StatusCode.INVALID_ARGUMENT
+
+    serving(app, client)
+
+
+def test_what_is_no_message_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while True:
+            try:
+                await receive()
+            except InvalidRequest as error:
+                await reply(send, error.to_dict(), 400)
+                return
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        stop: Any = channel.unary_unary("/skerry.v1.Daemon/Stop")
+        assert (await error_of(stop(b"\xff"))).code() == grpc.StatusCode.INVALID_ARGUMENT
+        write: Any = channel.stream_unary("/skerry.v1.Files/WriteFile")
+        for messages in ([b"\xff"], [WRITE.SerializeToString(), b"\xff"]):
+            assert (await error_of(write(iter(messages)))).code() == grpc.StatusCode.INVALID_ARGUMENT
+
+    serving(app, client)
+    assert not caplog.records  # strangers cannot fill the log
+
+
+def test_a_message_that_is_too_large_is_refused() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await reply(send, {"status": "ok"})
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        request = executions_pb2.ExecuteRequest(environment_id="e1", stdin=bytes(17 << 20))
+        error = await error_of(ExecutionsStub(channel).Execute(request))
+        assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await DaemonStub(channel).Health(daemon_pb2.HealthRequest())).status == "ok"
+
+    serving(app, client)
