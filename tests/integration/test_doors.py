@@ -290,6 +290,34 @@ async def test_a_body_that_nobody_waits_for(kind: str) -> None:
 
 
 @each_door
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "GET / HTTP/1.1\r\nhost: localhost\r\nx: ",
+        "GET /",
+        "POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nx: ",
+        "GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HTTP/1.1\r\nx: ",
+    ],
+    ids=["header", "path", "trailer", "second"],
+)
+@in_loop
+async def test_a_head_without_end(kind: str, begin: str) -> None:
+    """What the parser keeps until it is complete is kept in memory."""
+    async with house(kind) as there:
+        reader, writer = await there.say(begin)
+        reading = asyncio.create_task(ended(reader))
+        sent = 0
+        with suppress(ConnectionError):
+            while not reading.done() and sent < 16 << 20:
+                writer.write(b"x" * 16384)
+                sent += 16384
+                await writer.drain()
+                await asyncio.sleep(0)
+        await reading
+        await close(writer)
+
+
+@each_door
 @in_loop
 async def test_an_idle_connection_is_not_kept_for_ever(kind: str) -> None:
     async with house(kind, Patience(idle=0.2)) as there:

@@ -167,7 +167,7 @@ class Listener:
         try:
             await self._loop.connect_accepted_socket(lambda: http, sock, ssl=self._door.tls, **limits)
         except OSError as error:  # no TLS, too slow, or gone again
-            log.info("connection failed", error=str(error))
+            log.debug("connection failed", error=str(error))
             sock.close()
             return
         except BaseException:
