@@ -93,14 +93,23 @@ class House:
         self.server = server
         self.door = door
         self._path = path
+        self._guests: list[StreamWriter] = []
 
     async def connect(self, *, handshake: bool = True) -> tuple[StreamReader, StreamWriter]:
         if self.kind == "unix":
-            return await asyncio.open_unix_connection(self._path)
-        context = None
-        if self.kind == "tls" and handshake:
-            context = ssl.create_default_context(cafile=certificates.make().ca)
-        return await asyncio.open_connection(*self.door.sock.getsockname()[:2], ssl=context)
+            reader, writer = await asyncio.open_unix_connection(self._path)
+        else:
+            context = None
+            if self.kind == "tls" and handshake:
+                context = ssl.create_default_context(cafile=certificates.make().ca)
+            reader, writer = await asyncio.open_connection(*self.door.sock.getsockname()[:2], ssl=context)
+        self._guests.append(writer)
+        return reader, writer
+
+    def clear(self) -> None:
+        """End what a test that failed has left."""
+        for writer in self._guests:
+            writer.transport.abort()
 
     async def say(self, text: str | bytes, *, handshake: bool = True) -> tuple[StreamReader, StreamWriter]:
         """A connection on which this has been sent."""
@@ -158,9 +167,11 @@ async def house(kind: str, patience: Patience = LONG, most: int | None = None) -
         server = Server(application, [door], ready.set, patience)
         serving = asyncio.create_task(server.serve())
         await ready.wait()
+        found = House(kind, server, door, path)
         try:
-            yield House(kind, server, door, path)
+            yield found
         finally:
+            found.clear()
             server.stop()
             await serving
 
