@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 import tempfile
@@ -13,7 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks import baselines, dockerd, ours, report
+import skerry
+from benchmarks import baselines, dockerd, ours, report, service
 from benchmarks.dockerd import Unavailable
 from benchmarks.measure import Subject, take_turns
 
@@ -59,24 +61,44 @@ def measure(rounds: int, environments: int) -> int:
             results["notes"] = f"{', '.join(used)}, no network."
         client = stack.enter_context(ours.daemon(str(folder / "home")))
         found.add("Skerry", lambda: ours.subjects(client))
+        found.add("audit", lambda: service.intent(folder))
 
         times = take_turns(found.subjects, rounds, lambda n: _progress(f"round {n} of {rounds}"))
+        token = client.create_token("benchmarks")["token"]
+        with skerry.Client(url=ours.URL, token=token) as remote:
+            results["doors"] = {
+                "unix socket": measure_door(client, skerry.AsyncClient),
+                "TCP and a token": measure_door(
+                    remote, lambda: skerry.AsyncClient(url=ours.URL, token=token)
+                ),
+            }
         _progress("idle memory")
         results |= ours.idle_memory()
         _progress(f"{environments} environments at once")
         results["many"] = ours.many(client, environments)
         _progress("")
     results["missing"] = found.missing
+    if "intent" in times:
+        results["audit_share"] = [times["intent"].median / times[key].median for key in ("execute", "run")]
     results["times"] = {key: asdict(summary) for key, summary in times.items()}
 
     (HERE / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     (HERE / "results.md").write_text(report.markdown(results, times))
     _show(report.rows(times))
+    _show_service(report.service(results))
     print("\n".join([*report.facts(results), "", results["machine"], results["notes"], ""]))
     kept = report.targets(results, times)
     for promise, met, value in kept:
         print(f"  {'kept  ' if met else 'MISSED'}  {promise}: {value}")
     return sum(not met for _, met, _ in kept)
+
+
+def measure_door(client: skerry.Client, make: Callable[[], skerry.AsyncClient]) -> dict[str, Any]:
+    """One way to reach the daemon."""
+    _progress("calls one by one")
+    alone = service.latencies(client)
+    _progress(f"{service.CLIENTS} clients at once")
+    return {"alone": alone, "together": asyncio.run(service.together(make))}
 
 
 def _folder() -> AbstractContextManager[str]:
@@ -94,6 +116,14 @@ def _show(table: list[tuple[str, list[report.Row]]]) -> None:
         for what, middle, high, ratio in group:
             print(f"  {what.replace('`', '').replace('*', ''):<48}  {middle:>9}  {high:>9}  {ratio}".rstrip())
     print()
+
+
+def _show_service(table: list[tuple[str, list[report.Call]]]) -> None:
+    for title, calls in table:
+        print(f"{title:<36}  {'median':>10}  {'p95':>10}  {'p99':>10}  {'a second':>8}")
+        for what, middle, high, higher, rate in calls:
+            print(f"  {what:<34}  {middle:>10}  {high:>10}  {higher:>10}  {rate:>8}".rstrip())
+        print()
 
 
 def main() -> int:

@@ -21,6 +21,7 @@ class Subject:
 class Summary:
     median: float
     p95: float
+    p99: float
     samples: int
 
 
@@ -70,4 +71,8 @@ def take_turns(
 
 def summarize(values: Sequence[float]) -> Summary:
     ordered = sorted(values)
-    return Summary(median(ordered), ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))], len(ordered))
+
+    def at(part: float) -> float:
+        return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+
+    return Summary(median(ordered), at(0.95), at(0.99), len(ordered))

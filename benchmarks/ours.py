@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +18,16 @@ from benchmarks.measure import Subject, command, timed
 NATIVE = Path(skerry.__file__).parent / "_native" / "skerry-guest"
 
 
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+URL = f"http://127.0.0.1:{_free_port()}"
+
+
 def _environment(**options: Any) -> skerry.Environment:
     return skerry.Environment(memory="512m", cpus=1, lifetime=3600, **options)
 
@@ -28,8 +39,9 @@ def _run(env: skerry.Environment) -> None:
 
 @contextmanager
 def daemon(home: str) -> Iterator[skerry.Client]:
-    """A daemon of our own, which keeps everything in `home`; stopped at the end."""
+    """A daemon of our own, which keeps everything in `home` and listens at `URL` too; stopped at the end."""
     os.environ["SKERRY_HOME"] = home
+    os.environ["SKERRY_LISTEN"] = URL.removeprefix("http://")
     with skerry.Client() as client:
         client.version()
         try:

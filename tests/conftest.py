@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import uvloop
 
@@ -24,6 +25,9 @@ def pytest_configure() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+    # How long an example takes says more about the machine than about us.
+    hypothesis.settings.register_profile("skerry", deadline=None)
+    hypothesis.settings.load_profile("skerry")
     # The first loop makes a pipe that all later ones share, and that stays: it is no leak of a test.
     uvloop.new_event_loop().close()
 

@@ -282,3 +282,13 @@ def test_stopping(home: Path) -> None:
     info = env.info()
     assert (info.state, info.ended_reason) == ("ended", "the daemon stopped")
     assert client.stop()
+
+
+def test_a_create_that_is_repeated_with_its_key(client: skerry.Client) -> None:
+    first = skerry.Environment(client=client, memory="64m").create(key="job 17")
+    assert skerry.Environment(client=client, memory="64m").create(key="job 17").id == first.id
+    with pytest.raises(skerry.Conflict):
+        skerry.Environment(client=client, memory="65m").create(key="job 17")
+    with pytest.raises(skerry.InvalidRequest):
+        skerry.Environment(client=client).create(key="two\r\nlines")
+    first.delete()

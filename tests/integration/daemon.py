@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 START_SECONDS = 30.0
 
@@ -31,10 +31,22 @@ class Connection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+class Process(Protocol):
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float = ...) -> int: ...
+
+
 class Daemon:
     """Started by `started()`; every call is one request on a connection of its own."""
 
-    def __init__(self, home: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, home: Path, process: Process) -> None:
         self.home = home
         self.process = process
         self.socket = f"{home}/daemon.sock"

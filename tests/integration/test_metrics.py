@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -55,6 +57,19 @@ def test_metrics_tell_what_happened(daemon: Daemon) -> None:
     assert 1e6 < after["process_resident_memory_bytes",] < 1e9
     assert after["process_open_fds",] > 5
     assert abs(after["process_start_time_seconds",] - before["process_start_time_seconds",]) < 1
+
+
+def test_what_is_documented_is_what_there_is(daemon: Daemon) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
+    documented = dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", text, re.MULTILINE))
+    _, _, body = daemon.raw("GET", "/metrics")
+    found = re.findall(r"^# TYPE (\w+) ", body.decode(), re.MULTILINE)
+    assert sorted(documented) == sorted(found)
+    for family in text_string_to_metric_families(body.decode()):
+        for sample in family.samples:
+            name = sample.name if sample.name in documented else sample.name.rpartition("_")[0]
+            labels = re.findall(r"`(\w+)`", documented[name])
+            assert [label for label in sample.labels if label != "le"] == labels
 
 
 def test_nobody_can_make_new_rows(daemon: Daemon) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http.client
 import json
 import os
-import random
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,8 +19,6 @@ from skerry.store import Store
 from tests import postgres, support
 from tests.integration.daemon import Daemon, started
 
-ROUNDS = 12
-THREADS = 6
 COUNTER = "i=0; while :; do i=$((i + 1)); echo n$i; sleep 0.05; done"
 
 
@@ -197,56 +192,6 @@ def test_sigterm_leaves_environments_to_the_next_daemon(home: Path, options: tup
     with started(home, *options) as daemon:
         assert execution(daemon, environment, counting)["state"] == "running"
         assert daemon.execute(environment, "echo here")["stdout"] == "here\n"
-
-
-def churn(
-    daemon: Daemon, stop: threading.Event, kept: dict[str, str], deleted: set[str], begun: threading.Semaphore
-) -> None:
-    """Create, write and delete, and take note of what was acknowledged."""
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        while not stop.is_set():
-            environment = daemon.create()
-            kept[environment] = ""
-            word = f"{random.random()}"
-            daemon.execute(environment, f"echo {word} > word")
-            kept[environment] = word
-            begun.release()
-            if random.random() < 0.7:
-                word = kept.pop(environment)
-                deleted.add(environment)
-                daemon.call("DELETE", f"/environments/{environment}")
-
-
-@pytest.mark.slow
-def test_killed_at_random_moments_nothing_is_lost_that_was_acknowledged(
-    home: Path, options: tuple[str, ...]
-) -> None:
-    kept: dict[str, str] = {}
-    deleted: set[str] = set()
-    for number in range(ROUNDS):
-        stop, begun = threading.Event(), threading.Semaphore(0)
-        with started(home, *options) as daemon, ThreadPoolExecutor(THREADS) as pool:
-            found = listed(daemon)
-            assert kept.keys() <= found.keys()
-            # A delete that was not answered may have happened or not, a create likewise.
-            for environment, word in kept.items():
-                if word:
-                    assert daemon.execute(environment, "cat word")["stdout"] == f"{word}\n"
-            for environment in found.keys() - kept.keys():
-                daemon.call("DELETE", f"/environments/{environment}")
-            for _ in range(THREADS):
-                pool.submit(churn, daemon, stop, kept, deleted, begun)
-            for _ in range(random.randrange(1, 12)):
-                assert begun.acquire(timeout=60), f"round {number}"
-            daemon.kill()
-            stop.set()
-    with started(home, *options) as daemon:
-        found = listed(daemon)
-        assert kept.keys() <= found.keys()
-        on_disk = {entry.name for entry in (home / "instances").iterdir()}
-        assert on_disk - found.keys() == set() or len(on_disk - found.keys()) <= blanks.READY
-        for environment in found:
-            daemon.call("DELETE", f"/environments/{environment}")
 
 
 def repeated(daemon: Daemon, key: str, **body: Any) -> tuple[int, dict[str, Any]]:

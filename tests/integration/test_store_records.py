@@ -222,9 +222,9 @@ def test_one_idempotency_key_makes_one_environment(store_url: str) -> None:
             await claim(store, "e", body="c")
         assert await claim(store, "e", tenant="other") is None
         release = environments.release_key
-        await store.write(lambda tx: release(tx, tenant="t", key="k", environment_id="not its"))
+        await store.write(lambda tx: release(tx, "not its"))
         assert await claim(store, "e") == winner
-        await store.write(lambda tx: release(tx, tenant="t", key="k", environment_id=winner))
+        await store.write(lambda tx: release(tx, winner))
         assert await claim(store, "again") is None
         assert await claim(store, "tomorrow", body="c", at=NOW + DAY + 1) is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ class World:
     execution: str
     other: str
     """A token of the tenant `other`, with every verb but admin."""
+    port: int = 0
+    """Of its TCP door, if the requests shall go there."""
 
     def token(self, *verbs: str, tenant: str = "acme", lifetime: float | None = None) -> tuple[str, str]:
         """Id and text."""
@@ -68,19 +71,38 @@ class World:
         if operation.websocket:
             headers |= UPGRADE
         target = f"{path}?{urlencode(query)}" if query else path
-        with self.daemon.request(operation.method, target, body, headers) as response:
+        with self.request(operation.method, target, body, headers) as response:
             raw = response.read() if response.status >= 400 else b"{}"
             return response.status, json.loads(raw)
 
+    @contextlib.contextmanager
+    def request(
+        self, method: str, path: str, body: Any, headers: dict[str, str]
+    ) -> Iterator[http.client.HTTPResponse]:
+        if not self.port:
+            with self.daemon.request(method, path, body, headers) as response:
+                yield response
+            return
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            content = json.dumps(body) if isinstance(body, dict) else body
+            connection.request(method, path, content, headers)
+            yield connection.getresponse()
+        finally:
+            connection.close()
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with support.temporary_home() as home, started(home, "--backend", "fake") as daemon:
-        yield make_world(daemon)
+
+@pytest.fixture(scope="module", params=["unix", "tcp"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    options = ("--backend", "fake", "--foreground", "--listen", "127.0.0.1:0")
+    with support.temporary_home() as home, started(home, *options) as daemon:
+        found = re.search(r"listening on http://127\.0\.0\.1:(\d+)", (home / "daemon.log").read_text())
+        assert found is not None
+        yield make_world(daemon, int(found[1]) if request.param == "tcp" else 0)
 
 
-def make_world(daemon: Daemon) -> World:
-    world = World(daemon, "", "", "")
+def make_world(daemon: Daemon, port: int = 0) -> World:
+    world = World(daemon, "", "", "", port)
     _, acme = world.token(*VERBS[:-1])
     _, world.other = world.token(*VERBS[:-1], tenant="other")
     headers = {"authorization": f"Bearer {acme}"}
@@ -110,6 +132,15 @@ def test_what_is_no_token(operation: Operation, world: World) -> None:
 
 
 @each_guarded
+def test_without_a_token(operation: Operation, world: World) -> None:
+    if world.port:
+        status, problem = world.ask(operation, None)
+        assert (status, problem["code"]) == (401, "unauthorized")
+    elif operation.name not in NOT_TRIED:  # the operator, on the daemon's own socket
+        assert world.ask(operation, None)[0] not in (401, 403)
+
+
+@each_guarded
 def test_a_token_that_was_good(operation: Operation, world: World) -> None:
     revoked_id, revoked = world.token(*VERBS)
     _, expired = world.token(*VERBS, lifetime=0.001)
@@ -135,7 +166,7 @@ def test_a_token_for_something_else(operation: Operation, world: World) -> None:
 )
 def test_one_verb_is_enough(operation: Operation, world: World) -> None:
     if operation.name == "delete_environment":
-        world = make_world(world.daemon)
+        world = make_world(world.daemon, world.port)
     status, problem = world.ask(operation, world.token(operation.verb)[1])
     assert status not in (401, 403), problem
     assert status < 500, problem
@@ -145,7 +176,7 @@ def test_one_verb_is_enough(operation: Operation, world: World) -> None:
 def test_things_of_others_are_not_there(operation: Operation, world: World) -> None:
     status, problem = world.ask(operation, world.other)
     assert (status, problem["code"]) == (404, "environment_not_found")
-    nowhere = World(world.daemon, "nosuchthing1", world.execution, "")
+    nowhere = World(world.daemon, "nosuchthing1", world.execution, "", world.port)
     _, missing = nowhere.ask(operation, world.other)
     known = json.dumps(problem).replace(world.environment, "nosuchthing1")
     assert json.loads(known) == missing, "the answer tells that it exists"
@@ -186,7 +217,7 @@ def test_a_tenant_sees_its_own(world: World) -> None:
     assert get("/quotas/third", mine)["used"]["environments"] == 1
     get("/quotas/acme", mine, expect=404)
     # The operator is a tenant too, and sees others only when asking for them.
-    assert daemon.call("GET", "/environments")["environments"] == []
+    assert made not in json.dumps(daemon.call("GET", "/environments"))
     _, _, answer = daemon.raw("GET", "/environments", headers={"skerry-tenant": "third"})
     assert [each["environment_id"] for each in json.loads(answer)["environments"]] == [made]
     status, _, answer = daemon.raw("GET", "/environments", headers={**headers, "skerry-tenant": "acme"})
@@ -229,9 +260,9 @@ def test_revocation_cuts_what_is_under_way(world: World) -> None:
     assert status == 201
     events = f"{base}/executions/{json.loads(answer)['execution_id']}/events"
     with (
-        daemon.request("GET", events, None, headers) as stream,
-        daemon.request("GET", f"{base}/logs?follow=1", None, headers) as logs,
-        daemon.request("GET", f"{base}/attach", None, {**headers, **UPGRADE}) as attached,
+        world.request("GET", events, None, headers) as stream,
+        world.request("GET", f"{base}/logs?follow=1", None, headers) as logs,
+        world.request("GET", f"{base}/attach", None, {**headers, **UPGRADE}) as attached,
     ):
         assert stream.readline().startswith(b"id: ")
         assert attached.status == 101
@@ -244,7 +275,7 @@ def test_revocation_cuts_what_is_under_way(world: World) -> None:
 def test_an_expired_token_is_cut_too(world: World) -> None:
     _, token = world.token("read", lifetime=1.0)
     path = f"/environments/{world.environment}/logs?follow=1"
-    with world.daemon.request("GET", path, None, {"authorization": f"Bearer {token}"}) as logs:
+    with world.request("GET", path, None, {"authorization": f"Bearer {token}"}) as logs:
         assert logs.status == 200
         read_to_the_end(logs.readline)
 

@@ -11,16 +11,16 @@ from benchmarks.measure import Subject, Summary, summarize, take_turns
 
 
 def summary(seconds: float) -> Summary:
-    return Summary(seconds, seconds, 1)
+    return Summary(seconds, seconds, seconds, 1)
 
 
 GOOD_TIMES = {
-    "docker_run": summary(0.300),
-    "docker_exec": summary(0.060),
+    "docker_run": summary(0.250),
+    "docker_exec": summary(0.044),
     "python": summary(0.010),
     "fresh": summary(0.010),
     "run": summary(0.002),
-    "execute": summary(0.0024),
+    "execute": summary(0.002),
     "cli": summary(0.080),
 }
 GOOD_RESULTS: dict[str, Any] = {"idle_bytes": 1023 * 1024, "many": {"alive": 500}}
@@ -35,7 +35,7 @@ def test_promises_that_are_just_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "seconds"), [("fresh", 0.0101), ("run", 0.00201), ("execute", 0.00241), ("cli", 0.0801)]
+    ("key", "seconds"), [("fresh", 0.0101), ("run", 0.00201), ("execute", 0.00201), ("cli", 0.0801)]
 )
 def test_a_little_slower_misses_one(key: str, seconds: float) -> None:
     assert len(missed(GOOD_RESULTS, {**GOOD_TIMES, key: summary(seconds)})) == 1
@@ -61,6 +61,6 @@ def test_subjects_take_turns_and_the_first_round_does_not_count() -> None:
     assert (times["a"].samples, times["b"].samples) == (2, 2)
 
 
-def test_the_95th_percentile_is_a_sample() -> None:
-    assert summarize([float(n) for n in range(100)]) == Summary(49.5, 95.0, 100)
-    assert summarize([3.0]) == Summary(3.0, 3.0, 1)
+def test_a_percentile_is_a_sample() -> None:
+    assert summarize([float(n) for n in range(100)]) == Summary(49.5, 95.0, 99.0, 100)
+    assert summarize([3.0]) == Summary(3.0, 3.0, 3.0, 1)

@@ -9,10 +9,11 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 from starlette.types import Receive, Scope, Send
 
 from skerry.daemon.grpc import calls
-from skerry.daemon.grpc.server import GrpcServer
+from skerry.daemon.grpc.server import GrpcServer, Health
 from skerry.daemon.http import table
 from skerry.daemon.peers import cut_of, peer_of
 from skerry.errors import DaemonUnavailable, InvalidRequest
@@ -33,7 +34,7 @@ def serving(app: App, client: Callable[[grpc.aio.Channel], Coroutine[Any, Any, N
 
     async def main() -> None:
         address = f"127.0.0.1:{free_port()}"
-        server = GrpcServer(app, table.OPERATIONS, lambda: None, [address], None)
+        server = GrpcServer(app, table.OPERATIONS, lambda: asyncio.sleep(0), [address], None)
         await server.start()
         try:
             async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(30):
@@ -330,3 +331,12 @@ def test_a_message_that_is_too_large_is_refused() -> None:
         assert (await DaemonStub(channel).Health(daemon_pb2.HealthRequest())).status == "ok"
 
     serving(app, client)
+
+
+def test_a_daemon_that_is_not_ready_is_not_serving() -> None:
+    async def ready() -> str:
+        raise DaemonUnavailable("not ready: the disk is full")
+
+    context: Any = None
+    answer = asyncio.run(Health(ready).Check(health_pb2.HealthCheckRequest(), context))
+    assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING

@@ -158,15 +158,26 @@ async def test_events_after_a_gap_have_no_id(monkeypatch: pytest.MonkeyPatch) ->
 
 @asynchronous
 async def test_readiness_is_looked_at_now_and_then(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await Store.open(f"sqlite://{tmp_path}/store.db")
     manager = make_manager(StubBackend())
-    readiness = Readiness(manager, str(tmp_path))
-    assert readiness.check() == "namespace"
+    readiness = Readiness(manager, store, str(tmp_path))
+    assert await readiness.check() == "namespace"
     await manager.close()
-    assert readiness.check() == "namespace"
+    assert await readiness.check() == "namespace"
     readiness._until = 0.0
     with pytest.raises(DaemonUnavailable, match="stopping"):
-        readiness.check()
-    full = Readiness(make_manager(StubBackend()), str(tmp_path))
+        await readiness.check()
+    full = Readiness(make_manager(StubBackend()), store, str(tmp_path))
     monkeypatch.setattr("skerry.daemon.http.readiness.SPACE_NEEDED", 1 << 62)
     with pytest.raises(DaemonUnavailable, match="left"):
-        full.check()
+        await full.check()
+    await store.close()
+
+
+@asynchronous
+async def test_a_daemon_whose_store_cannot_be_written_is_not_ready(tmp_path: Any) -> None:
+    store = await Store.open(f"sqlite://{tmp_path}/store.db")
+    readiness = Readiness(make_manager(StubBackend()), store, str(tmp_path))
+    await store.close()
+    with pytest.raises(DaemonUnavailable, match="not ready: the store is closed"):
+        await readiness.check()

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any, cast
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from skerry.daemon.metrics import BOUNDS, Metrics
+from skerry.daemon.metrics import BOUNDS, MeasuredRecords, Metrics
+from skerry.errors import QuotaExceeded, StoreUnavailable
 from skerry.models import Outcome
+from skerry.store import Store
 from skerry.store.audit import Entry
+from tests.unit.stubs import asynchronous
 
 
 def told(metrics: Metrics) -> dict[tuple[str, ...], float]:
@@ -61,3 +68,35 @@ def test_the_audit_tells_what_happened() -> None:
     assert found["skerry_execution_seconds_count",] == 1
     ended = {key[1]: value for key, value in found.items() if key[0] == "skerry_environments_ended_total"}
     assert ended == {"deleted": 1, "expired": 1, "out_of_memory": 1, "failed": 1}
+
+
+class AnsweringStore:
+    """Writes nothing: `error`, or success, is what becomes of all work."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    def write(self, work: Any, *, later: bool = False) -> asyncio.Future[None]:
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._error is None:
+            written.set_result(None)
+        else:
+            written.set_exception(self._error)
+        return written
+
+
+@pytest.mark.parametrize(
+    ("error", "rows", "failures"),
+    [(None, 2, 0), (StoreUnavailable("read-only"), 0, 2), (QuotaExceeded("no more"), 0, 0)],
+)
+@asynchronous
+async def test_what_cannot_be_written_is_counted(error: Exception | None, rows: int, failures: int) -> None:
+    metrics = Metrics()
+    records = MeasuredRecords(cast(Store, AnsweringStore(error)), "host", metrics)
+    for later in (False, True):
+        await asyncio.wait((records.audit("acme", entry("execution", "", "intent"), later=later),))
+        await asyncio.sleep(0)
+    found = told(metrics)
+    assert found.get(("skerry_audit_rows_total", "intent"), 0) == rows
+    assert found["skerry_audit_failures_total",] == found["skerry_store_failures_total",] == failures
+    assert found["skerry_store_write_seconds_count",] == 1  # for the other one nobody waited

@@ -63,3 +63,15 @@ def test_a_later_process_with_the_same_number_keeps_nothing_alive(monkeypatch: p
 
 def test_releasing_what_was_never_claimed_is_fine() -> None:
     uids.release(uids.FIRST)
+
+
+def test_claims_of_the_dead_are_swept_away() -> None:
+    uids.sweep()
+    kept, left = uids.claim(), uids.claim()
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        uids.settle(left, process.pid)
+        process.kill()
+    uids.sweep()
+    assert os.listdir(uids.DIRECTORY) == [str((kept - uids.FIRST) // uids.SIZE)]
+    uids.release(kept)
+    assert not os.path.exists(uids.DIRECTORY)

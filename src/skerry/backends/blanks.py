@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from skerry.backends.instances import InstanceDirectory, Record
 from skerry.errors import SkerryError
+from skerry.failpoints import hit
 from skerry.host import plan, uids
 from skerry.host.cgroups import Cgroup, CgroupManager
 from skerry.host.launcher import Helper, Launch
@@ -130,17 +131,23 @@ class Blanks:
         with contextlib.ExitStack() as undo:
             directory.make()
             undo.callback(directory.remove)
+            hit("blank.directory")
             cgroup = self._cgroups.create(id_)
             undo.callback(cgroup.remove)
+            hit("blank.cgroup")
             uid_base = uids.claim() if self._rootful else None
             if uid_base is not None:
                 undo.callback(uids.release, uid_base)
+            hit("blank.claimed")
             with directory.listen() as listener:
                 launch = Launch(self._helper, listener.fileno())
             undo.callback(launch.end)
+            hit("blank.launched")
             launch.send(plan.blank_steps(uid_base, cgroup.join.tasks_files, cgroup.join.into_dir))
             await launch.done()
+            hit("blank.done")
             directory.save(Record(launch.pid, start_time(launch.pid), uid_base))
+            hit("blank.saved")
             user_namespace = -1
             if uid_base is not None:
                 uids.settle(uid_base, launch.pid)

@@ -16,6 +16,7 @@ import socket
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.instances import InstanceDirectory, Record, Running, helpers_in, list_directories
 from skerry.errors import EnvironmentNotFound, LaunchFailed
+from skerry.failpoints import hit
 from skerry.host import plan
 from skerry.host.launcher import Helper, Launch
 from skerry.host.processes import descendants, start_time
@@ -42,19 +43,20 @@ class FakeBackend:
     async def start(self, spec: InstanceSpec) -> Instance:
         directory = InstanceDirectory(self._instances, spec.environment_id)
         directory.make()
+        hit("create.taken")
         try:
-            workspace, tmp, run = (f"{directory.path}/{name}" for name in ("workspace", "tmp", "run"))
-            for path in (workspace, tmp, run):
-                os.mkdir(path, 0o700)
+            workspace, tmp, run = (directory.place(name, 0o700) for name in ("workspace", "tmp", "run"))
             steps = plan.bare_steps(workspace, tmp, run, spec.policy.limits, spec.orphan)
             with directory.listen() as listener:
                 launch = Launch(self._helper, listener.fileno())
             try:
                 launch.send(steps)
+                hit("create.sent")
                 await launch.done()
                 running = Running(launch.pid)
                 directory.save(Record(launch.pid, start_time(launch.pid), None))
                 launch.keep()
+                hit("create.kept")
                 launch.close()
             except BaseException:
                 launch.end()
@@ -92,7 +94,9 @@ class FakeBackend:
                 for each in (*descendants(pid), pid):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(each, signal.SIGKILL)
+        hit("delete.killed")
         directory.remove()
+        hit("delete.directory")
 
     async def wait(self, environment_id: str) -> None:
         await self._get(environment_id).handle.wait()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -49,10 +50,19 @@ class InstanceDirectory:
         try:
             os.makedirs(self.path, mode=0o700)
         except OSError as error:
-            kind = DiskFull if error.errno in (28, 122) else LaunchFailed
-            raise kind(f"cannot make {self.path}: {error.strerror}") from error
+            raise not_made(self.path, error) from error
+
+    def place(self, name: str, mode: int) -> str:
+        """The path of a new directory in it. Raises DiskFull, LaunchFailed."""
+        path = f"{self.path}/{name}"
+        try:
+            os.mkdir(path, mode)
+        except OSError as error:
+            raise not_made(path, error) from error
+        return path
 
     def listen(self) -> socket.socket:
+        """Raises DiskFull, LaunchFailed."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(self.socket_path)
@@ -60,7 +70,7 @@ class InstanceDirectory:
             listener.listen(BACKLOG)
         except OSError as error:
             listener.close()
-            raise LaunchFailed(f"cannot listen on {self.socket_path}: {error.strerror}") from error
+            raise not_made(self.socket_path, error) from error
         return listener
 
     def connect(self) -> socket.socket:
@@ -79,8 +89,7 @@ class InstanceDirectory:
         try:
             os.symlink(f"{record.pid} {record.started} {record.uid_base or 0}", f"{self.path}/process")
         except OSError as error:
-            kind = DiskFull if error.errno in (28, 122) else LaunchFailed
-            raise kind(f"cannot write to {self.path}: {error.strerror}") from error
+            raise not_made(self.path, error) from error
 
     def load(self) -> Record | None:
         try:
@@ -95,8 +104,7 @@ class InstanceDirectory:
             os.symlink(json.dumps(facts), f"{self.path}/facts.new")
             os.rename(f"{self.path}/facts.new", f"{self.path}/facts")
         except OSError as error:
-            kind = DiskFull if error.errno in (28, 122) else LaunchFailed
-            raise kind(f"cannot write to {self.path}: {error.strerror}") from error
+            raise not_made(self.path, error) from error
 
     def noted(self) -> dict[str, Any] | None:
         """None: nothing, so nobody was told that the instance exists."""
@@ -114,6 +122,15 @@ class InstanceDirectory:
             pass
         except OSError as error:
             raise PlatformError(f"cannot remove {self.path}: {error.strerror}") from error
+
+
+def not_made(path: str, error: OSError) -> DiskFull | LaunchFailed:
+    """What to raise when something that an instance needs cannot be made at `path`."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(
+            f"no room to make {path}: {error.strerror}", hint="make room on the disk of the daemon's home"
+        )
+    return LaunchFailed(f"cannot make {path}: {error.strerror}")
 
 
 class Running:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.blanks import READY, REFILL_AFTER, Blank, Blanks
-from skerry.backends.instances import InstanceDirectory, Running, list_directories
+from skerry.backends.instances import InstanceDirectory, Running, list_directories, not_made
 from skerry.errors import EnvironmentNotFound, InvalidRequest, LaunchFailed, PlatformError
+from skerry.failpoints import hit
 from skerry.host import mounts, plan, seccomp, uids
 from skerry.host.cgroups import Cgroup, CgroupManager
 from skerry.host.launcher import Helper, step_failed, try_steps
@@ -68,6 +69,8 @@ class NamespaceBackend:
         self._facts: dict[str, _Facts] = {}
         os.makedirs(self._instances, mode=0o700, exist_ok=True)
         self._blanks = Blanks(self._instances, self._helper, self._cgroups)
+        if self._rootful:
+            uids.sweep()
 
     def capabilities(self) -> Capabilities:
         reason = ""
@@ -85,6 +88,7 @@ class NamespaceBackend:
         kind = self._workspace_kind(policy)
         filter_fd = self._filter(policy.profile)
         blank = await self._blanks.take(spec.environment_id)
+        hit("create.taken")
         with contextlib.ExitStack() as undo:
             undo.callback(blank.end)
             root = self._root(spec.image)
@@ -100,7 +104,9 @@ class NamespaceBackend:
                     workspace, policy.limits, self._rootful, spec.orphan, self._cgroups.mode == "none"
                 )
                 blank.launch.send(rest.encode(), fds)
+            hit("create.sent")
             blank.launch.keep()
+            hit("create.kept")
             blank.cgroup.apply(policy.limits)
             blank.directory.note({"workspace": kind, "shared": root.shared})
             await blank.launch.done()
@@ -145,10 +151,13 @@ class NamespaceBackend:
             await live.running.kill()
             # Everything inside died with its process 1; this is for what is still on its way out.
             live.cgroup.kill()
+            hit("delete.killed")
             live.cgroup.remove()
+            hit("delete.cgroups")
             if live.uid_base is not None:
                 uids.release(live.uid_base)
         await asyncio.to_thread(InstanceDirectory(self._instances, environment_id).remove)
+        hit("delete.directory")
         self._live.pop(environment_id, None)
         self._facts.pop(environment_id, None)
         if live is not None:
@@ -249,9 +258,7 @@ class NamespaceBackend:
             descriptors.callback(os.close, fds[-1])
             return plan.Workspace(volume=SUBDIR)
         if kind == "disk":
-            path = f"{blank.directory.path}/workspace"
-            os.mkdir(path, 0o755)
-            return plan.Workspace(directory=path)
+            return plan.Workspace(directory=blank.directory.place("workspace", 0o755))
         return plan.Workspace(memory=_memory_size(policy))
 
     def _trees(self, root: plan.Root, blank: Blank, descriptors: contextlib.ExitStack) -> Descriptors:
@@ -275,7 +282,10 @@ class NamespaceBackend:
     def _root(self, image: Image) -> plan.Root:
         if image.rootfs is not None:
             return plan.Root(tree=str(image.rootfs))
-        tree, binds = self._host_roots.current()
+        try:
+            tree, binds = self._host_roots.current()
+        except OSError as error:
+            raise not_made("a copy of the host's /etc", error) from error
         return plan.Root(tree=tree, binds=binds)
 
     def _filter(self, profile: str) -> int:

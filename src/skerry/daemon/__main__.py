@@ -12,6 +12,7 @@ import resource
 import sys
 import traceback
 
+from skerry import failpoints
 from skerry.errors import PlatformError, SkerryError
 from skerry.settings import Home
 
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> None:
+    failpoints.arm(os.environ.get(failpoints.VARIABLE, ""))
     home = Home(options.home)
     home.prepare()
     # What is made on the host must not depend on the shell that happened to start the daemon.

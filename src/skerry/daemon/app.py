@@ -72,7 +72,7 @@ async def serve(
     manager = EnvironmentManager(registry, store, MeasuredRecords(database, home.identity(), metrics))
     stopping = asyncio.Event()
     gate = Gate(database)
-    readiness = Readiness(manager, home.path)
+    readiness = Readiness(manager, database, home.path)
     engine = Engine(manager, store, database, gate, home, readiness, metrics, stopping.set)
     api = Api(engine, table.OPERATIONS)
     grpc_server = _grpc_server(api, engine, grpc, tls) if grpc else None

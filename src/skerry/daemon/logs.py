@@ -5,10 +5,23 @@ What is logged are ids, names, states and errors; never variables, commands, the
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import os
 import sys
+from typing import TextIO, cast
 
 import structlog
+
+
+class _Stderr(io.TextIOBase):
+    """What cannot be written is lost: a daemon whose disk is full must still be able to delete."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            os.write(sys.stderr.fileno(), text.encode(errors="backslashreplace"))
+        return len(text)
 
 
 def configure() -> None:
@@ -19,13 +32,14 @@ def configure() -> None:
         structlog.processors.format_exc_info,
         structlog.processors.JSONRenderer(),
     ]
+    stderr = cast(TextIO, _Stderr())
     structlog.configure(
         processors=processors,
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(stderr),
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[_add_component, *processors[:-1]],

@@ -48,6 +48,15 @@ def release(base: int) -> None:
         os.rmdir(DIRECTORY)
 
 
+def sweep() -> None:
+    """Remove the claims of processes that are gone: a daemon that was killed could not."""
+    with _locked(), contextlib.suppress(OSError):  # there is none, or some are in use
+        for name in os.listdir(DIRECTORY):
+            if not _alive(FIRST + int(name) * SIZE):
+                os.unlink(f"{DIRECTORY}/{name}")
+        os.rmdir(DIRECTORY)
+
+
 @contextlib.contextmanager
 def _locked() -> Iterator[None]:
     """One daemon at a time, also while the directory comes and goes: what is locked is its parent."""

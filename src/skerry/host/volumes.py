@@ -36,6 +36,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 from skerry.errors import DiskFull, InvalidRequest, LaunchFailed, SkerryError
+from skerry.failpoints import hit
 from skerry.host import mounts
 from skerry.policy import GIB, MIB, format_size
 
@@ -245,6 +246,7 @@ class Volumes:
             with open(template, "rb") as source, tempfile.TemporaryFile(dir=self._directory) as file:
                 _copy(source.fileno(), file.fileno())
                 mount = self._mount(file.fileno())
+            hit("volume.mounted")
             if _room(mount) != kind:
                 os.close(mount)
                 raise LaunchFailed(
@@ -404,8 +406,13 @@ def _remove_loop(number: int) -> None:
         mounts.remove_loop(number)
 
 
-def _failed(step: str, error: OSError) -> LaunchFailed:
+def _failed(step: str, error: OSError) -> DiskFull | LaunchFailed:
     code = error.errno or 0
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(
+            f"cannot make a disk volume: {step}: {error.strerror}",
+            hint="make room on the disk of the daemon's home",
+        )
     return LaunchFailed(
         f"cannot make a disk volume: {step}: {error.strerror}",
         hint=_HINTS.get(code, "the kernel's log may say more"),

@@ -35,6 +35,7 @@ from skerry.errors import (
     QuotaExceeded,
     SkerryError,
 )
+from skerry.failpoints import hit
 from skerry.guest.channel import Channel
 from skerry.ids import LENGTH
 from skerry.images.store import HOST, Image, ImageStore
@@ -158,6 +159,8 @@ class EnvironmentManager:
         self._names: dict[tuple[str, str], Environment] = {}
         """By tenant and name."""
         self._ended: dict[str, Environment] = {}
+        self._unwritten: dict[str, Environment] = {}
+        """Ended ones whose rows do not say so yet."""
         self._closing = False
 
     def __len__(self) -> int:
@@ -168,6 +171,7 @@ class EnvironmentManager:
         removed. Raises StoreUnavailable, PlatformError."""
         records = await self._records.live()
         await self._remove_all_but({record.id for record in records})
+        hit("recover.swept")
         for record in await self._records.ended():
             its = self._registry.find(record.backend)
             if its is not None and record.ended_reason != NOT_STARTED:
@@ -178,6 +182,7 @@ class EnvironmentManager:
                 environment.ended_at = self._clock.time() - ago
                 self._ended[environment.id] = environment
         await asyncio.gather(*map(self._recover, records))
+        hit("recover.done")
 
     async def reconcile(self) -> None:
         """Compare what is on the host with what should be, and remove what nobody knows of; to be called now and then.
@@ -185,6 +190,7 @@ class EnvironmentManager:
         Raises PlatformError.
         """
         await self._remove_all_but(self._live)
+        await self._write_ends()
 
     async def _remove_all_but(self, known: Container[str]) -> None:
         for backend in self._registry.backends:
@@ -203,6 +209,10 @@ class EnvironmentManager:
         if environment.name:
             self._names[environment.tenant, environment.name] = environment
         await self._finish_audit(environment, {each.id for each in await self._records.executions(record.id)})
+        if record.state == State.DELETING:
+            await self._end(environment, record.ended_reason, Outcome(record.outcome))
+            hit("recover.ended")
+            return
         try:
             if record.boot_id != boot_id():
                 raise EnvironmentNotFound("the host was restarted")
@@ -210,6 +220,7 @@ class EnvironmentManager:
             environment.instance = await backend.adopt(spec)
             channel = await Channel.open(await backend.connect(environment.id))
             self._serve(environment, environment.instance, channel)
+            hit("recover.connected")
             environment.lease.resume(max(record.instance["expires"] - since_boot(), GRACE))
             assert environment.executions is not None
             lost = await environment.executions.adopt(await self._records.executions(environment.id))
@@ -224,6 +235,7 @@ class EnvironmentManager:
             "lifecycle", detail={"lost_executions": lost} if lost else {}
         )
         note(self._records.changed(environment, State.RUNNING, recovered))
+        hit("recover.recovered")
         log.warning("recovered", environment=environment.id, lost_executions=lost)
 
     async def _finish_audit(self, environment: Environment, kept: Container[str]) -> None:
@@ -336,6 +348,7 @@ class EnvironmentManager:
             **asdict(policy),
         }
         act = Act(self._records, caller, "environment.create", environment.subject, asked)
+        hit("create.reserved")
         environment.creating = asyncio.create_task(self._start(environment, act))
         try:
             await asyncio.shield(environment.creating)
@@ -355,6 +368,7 @@ class EnvironmentManager:
         if environment.state is not State.RUNNING:
             act.end(CANCELED)
             raise self._gone(environment)
+        hit("create.served")
         act.end("completed")
         return environment
 
@@ -363,9 +377,8 @@ class EnvironmentManager:
         try:
             environment = self.find(caller, environment_id)
             if environment.creating is not None:
-                await asyncio.wait((environment.creating,))
-                environment = self.find(caller, environment_id)
-        except EnvironmentNotFound:
+                await asyncio.shield(environment.creating)
+        except SkerryError:
             raise Conflict(
                 "the first request with this key has failed, or another daemon has served it",
                 hint="try again, with a new key if this one stays refused",
@@ -460,7 +473,9 @@ class EnvironmentManager:
         self._reaper.watch(environment.id, environment.lease)
         act = executions.act(caller, "environment.heartbeat", {})
         extended = act.entry("lifecycle", detail={"lifetime": lifetime})
+        hit("heartbeat.extended")
         await self._records.changed(environment, State.RUNNING, extended)
+        hit("heartbeat.recorded")
         return environment.expires_at
 
     def enforced(self, caller: Caller, ref: str) -> list[Enforcement]:
@@ -487,6 +502,7 @@ class EnvironmentManager:
             await act.begin()
         except SkerryError as error:
             log.error("not written down", environment=environment.id, error=str(error))
+        hit("delete.intended")
         if environment.state is not State.ENDED:
             reason = f"deleted by token {caller.token}" if caller.token else "deleted"
             try:
@@ -514,6 +530,7 @@ class EnvironmentManager:
                 await self.delete_all("the daemon stopped")
         finally:
             self._reaper.close()
+            await self._write_ends()
             for backend in self._registry.backends:
                 await backend.close()
 
@@ -559,7 +576,9 @@ class EnvironmentManager:
         try:
             async with asyncio.timeout(START_TIMEOUT):
                 environment.instance = await environment.backend.start(spec)
+                hit("create.started")
                 channel = await self._open_channel(await environment.backend.connect(environment.id))
+                hit("create.connected")
         except TimeoutError as error:
             raise LaunchFailed(f"the environment did not start within {START_TIMEOUT:g} s") from error
         finally:
@@ -584,9 +603,11 @@ class EnvironmentManager:
         )
 
     async def _write_down(self, environment: Environment, act: Act) -> None:
+        await self._write_ends()  # or one of them might still have the name
         repeats = await act.begin_with(partial(self._records.created, environment))
         environment.repeats = repeats or ""
         environment.recorded = not environment.repeats
+        hit("create.recorded")
 
     def _serve(self, environment: Environment, instance: Instance, channel: Channel) -> None:
         environment.executions = Executions(
@@ -641,18 +662,18 @@ class EnvironmentManager:
                 await asyncio.wait((environment.creating,))
             if environment.watching is not None:
                 environment.watching.cancel()
+            if environment.recorded:
+                await self._write_deleting(environment)
+            hit("delete.noted")
             try:
                 if environment.executions is not None:
                     await environment.executions.end(outcome, f"the environment ended: {environment.reason}")
             finally:
+                hit("delete.executions")
                 with contextlib.suppress(SkerryError):
                     environment.used = await environment.backend.usage(environment.id)
                 await environment.backend.stop(environment.id)
-            if environment.recorded:
-                ended = self._by_itself(environment, "environment.end").entry(
-                    "lifecycle", str(outcome), environment.used, {"reason": environment.reason}
-                )
-                await self._records.changed(environment, State.ENDED, ended)
+            hit("delete.stopped")
         except BaseException as error:
             log.error("removal failed, will be tried again", environment=environment.id, error=str(error))
             environment.ending = None
@@ -660,6 +681,9 @@ class EnvironmentManager:
             if not self._closing:
                 self._reaper.watch(environment.id, retry)
             raise
+        if environment.recorded:
+            await self._write_end(environment)
+        hit("delete.recorded")
         environment.state = State.ENDED
         environment.ended_at = self._clock.time()
         environment.executions = None
@@ -669,6 +693,30 @@ class EnvironmentManager:
         self._ended[environment.id] = environment
         self._purge()
         log.info("ended", environment=environment.id, reason=environment.reason)
+
+    async def _write_deleting(self, environment: Environment) -> None:
+        """From here on there is no way back, for the next daemon neither. A store that cannot be written is no
+        reason to keep it."""
+        try:
+            await self._records.changed(environment, State.DELETING)
+        except SkerryError as error:
+            log.error("not written down", environment=environment.id, error=str(error))
+
+    async def _write_end(self, environment: Environment) -> None:
+        """Nothing of it is left, whatever the store says: if that cannot take it now, its row follows later."""
+        self._unwritten[environment.id] = environment
+        entry = self._by_itself(environment, "environment.end").entry(
+            "lifecycle", str(environment.outcome), environment.used, {"reason": environment.reason}
+        )
+        try:
+            await self._records.changed(environment, State.ENDED, entry)
+        except SkerryError as error:
+            log.error("its end is not written down yet", environment=environment.id, error=str(error))
+        else:
+            self._unwritten.pop(environment.id, None)
+
+    async def _write_ends(self) -> None:
+        await asyncio.gather(*map(self._write_end, tuple(self._unwritten.values())))
 
     def _purge(self) -> None:
         old = self._clock.time() - REMEMBER_FOR

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from skerry.backends.base import Sample
 from skerry.errors import Conflict, GuestFailed, InvalidRequest, SkerryError
+from skerry.failpoints import hit
 from skerry.guest.channel import Exit, GuestProcess
 from skerry.ids import new_id
 from skerry.manager.audit import Digest
@@ -126,6 +127,7 @@ class Execution:
         home = self._home
         try:
             await self._act.begin()
+            hit("execute.intended")
             if self.command.shell and not await self._turn():
                 return
             if len(home.running) == 1:
@@ -134,6 +136,7 @@ class Execution:
             self._began = time.monotonic()
             self._start.keep = self.lasting
             self._process = await home.channel.start(self._start)
+            hit("execute.started")
         except BaseException as error:
             if isinstance(error, GuestFailed) and self._cause is not None:
                 return  # the environment went away: `finish()` says so
@@ -154,7 +157,9 @@ class Execution:
             if self._process is not None:
                 async for stream, data in self._process.output():
                     await self._emit(stream, data)
+                    hit("execute.output")
                 exit = await self._process.wait()
+                hit("execute.ended")
                 if self._killer is not None:
                     await self._process.kill()  # its end is not the end of what it started
         except GuestFailed as error:
@@ -167,6 +172,7 @@ class Execution:
             self._process.forget()
         result = await self._conclude(exit, lost)
         self.result = result
+        hit("execute.concluded")
         self._tell(result)
         self._leave()
         self.ended.set_result(result)

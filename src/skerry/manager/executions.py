@@ -11,6 +11,7 @@ from typing import Any
 
 from skerry.backends.base import Backend, Sample
 from skerry.errors import Busy, ExecutionNotFound, SkerryError
+from skerry.failpoints import hit
 from skerry.guest.channel import Channel
 from skerry.manager.audit import Act, Subject
 from skerry.manager.caller import Caller
@@ -116,6 +117,7 @@ class Executions:
         await execution.begin()
         try:
             await self._records.started(self.environment_id, execution)
+            hit("execute.recorded")
         except BaseException:
             execution.stop(Outcome.INTERNAL, "it could not be written down")
             self.follow(execution)
@@ -242,6 +244,7 @@ class Executions:
             )
         execution = Execution(self, caller, command, kept)
         self.running[execution.id] = execution
+        hit("execute.admitted")
         return execution
 
 

@@ -7,10 +7,12 @@ does not outlive a boot.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from skerry.errors import StoreUnavailable
 from skerry.models import Outcome, State
 from skerry.policy import Limits, Policy
 from skerry.store import Connection, Store, audit, environments, executions, quotas
@@ -156,22 +158,21 @@ class StoredRecords:
             "instance": {"expires": since_boot() + environment.lease.remaining},
         }
         ended = state is State.ENDED
+        if state is not State.RUNNING:
+            values |= {"ended_reason": environment.reason, "outcome": str(environment.outcome)}
         if ended:
-            values |= {
-                "ended_at": now,
-                "ended_reason": environment.reason,
-                "outcome": str(environment.outcome),
-                "usage": environment.used.to_dict(),
-            }
-        id_, tenant, key = environment.id, environment.tenant, environment.key
+            values |= {"ended_at": now, "usage": environment.used.to_dict()}
+        id_, tenant = environment.id, environment.tenant
         failed = environment.reason == NOT_STARTED
 
         def work(tx: Connection) -> None:
-            environments.change(tx, id_, host=self._host, states=_LIVE, to=str(state), **values)
+            done = environments.change(tx, id_, host=self._host, states=_LIVE, to=str(state), **values)
+            if ended and not done:
+                return  # written before, by somebody who was not told
             if ended:
                 executions.mark_lost(tx, [id_], now=now)
-            if ended and failed and key is not None:
-                environments.release_key(tx, tenant=tenant, key=key.text, environment_id=id_)
+            if ended and failed:
+                environments.release_key(tx, id_)
             if entry is not None:
                 audit.append(tx, tenant, (entry,))
 
@@ -224,7 +225,9 @@ class StoredRecords:
             environments.purge(tx, now=now)
             executions.purge(tx, now=now)
 
-        await self._store.write(work)
+        # A disk that is full must not keep a daemon from starting.
+        with contextlib.suppress(StoreUnavailable):
+            await self._store.write(work)
         page = await self._store.read(
             lambda tx: environments.find(tx, host=self._host, ended=True, limit=REMEMBERED)
         )

@@ -188,12 +188,9 @@ def claim_key(
     return str(first[0][1])
 
 
-def release_key(tx: Connection, *, tenant: str, key: str, environment_id: str) -> None:
-    """Forget the key of a create that failed, so that it can be tried again."""
-    tx.run(
-        "DELETE FROM idempotency_keys WHERE tenant = :tenant AND key = :key AND environment_id = :id",
-        {"tenant": tenant, "key": key, "id": environment_id},
-    )
+def release_key(tx: Connection, environment_id: str) -> None:
+    """Forget the key of a create that failed, if it had one, so that it can be tried again."""
+    tx.run("DELETE FROM idempotency_keys WHERE environment_id = :id", {"id": environment_id})
 
 
 def purge(tx: Connection, *, now: float) -> int:

@@ -65,6 +65,10 @@ class Store:
         self._check()
         return asyncio.get_running_loop().run_in_executor(self._pool, self._read, work)
 
+    async def check(self) -> None:
+        """Write something, for nothing. Raises StoreUnavailable when the store cannot be written."""
+        await self.write(lambda tx: tx.run("UPDATE schema_version SET version = version"))
+
     async def close(self) -> None:
         """Ends when all work that was queued is done. More of it raises StoreUnavailable."""
         if not self._closed:

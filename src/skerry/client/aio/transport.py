@@ -53,9 +53,10 @@ class AsyncTransport:
         json: Any = None,
         body: bytes | AsyncIterator[bytes] | None = None,
         start: bool = True,
+        key: str | None = None,
     ) -> Any:
         """Send a request and return the JSON of its response."""
-        response = await self.send(method, path, query=query, json=json, body=body, start=start)
+        response = await self.send(method, path, query=query, json=json, body=body, start=start, key=key)
         content = await response.read()
         try:
             return json_module.loads(content)
@@ -74,12 +75,15 @@ class AsyncTransport:
         body: bytes | AsyncIterator[bytes] | None = None,
         start: bool = True,
         accept: str = "*/*",
+        key: str | None = None,
     ) -> AsyncResponse:
         """Send a request and return its response as soon as the head is there, the body still to be read.
 
-        `start=False`: do not start a daemon when none runs.
+        `start=False`: do not start a daemon when none runs. `key`: by which a repetition is known.
         """
         headers = [*self._headers, ("accept", accept)]
+        if key is not None:
+            headers.append(("idempotency-key", http1.field_value(key, "the key")))
         if json is not None:
             body = json_module.dumps(json).encode()
             headers.append(("content-type", "application/json"))

@@ -99,11 +99,15 @@ class Environment:
         env._id = (env._client.transport.call("GET", f"/environments/{quote(ref)}"))["environment_id"]
         return env
 
-    def create(self) -> Self:
-        """Make it. Returns itself. Raises InvalidRequest when it has been made already."""
+    def create(self, key: str | None = None) -> Self:
+        """Make it. Returns itself. Raises InvalidRequest when it has been made already.
+
+        With a `key`, which any text can be, this can be repeated for a day without making a second one, by whoever
+        has the key: for programs that start again and do not know how far they had come.
+        """
         if self._id:
             raise InvalidRequest(f"environment {self._id} has been created already")
-        answer = self._client.transport.call("POST", "/environments", json=self._wanted)
+        answer = self._client.transport.call("POST", "/environments", json=self._wanted, key=key)
         self._id = answer["environment_id"]
         self._created = True
         return self

@@ -6,7 +6,7 @@ Health and reflection are there for everybody; all else needs a token, which the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from skerry.errors import InvalidRequest, SkerryError
 
 MESSAGE_MAX = 16 << 20
 """Bytes of one message from a client, as of one JSON body."""
-CALLS_MAX = 2000
-CALLS_OF_ONE_CONNECTION = 200
+CALLS_MAX = 4000
+CALLS_OF_ONE_CONNECTION = 1000
 GRACE_SECONDS = 5.0
 
 OPTIONS = (
@@ -44,7 +44,7 @@ OPTIONS = (
 class Health(health_pb2_grpc.HealthServicer):
     """Tells load balancers what `/readyz` tells, whatever service they ask for. Has no Watch: they poll."""
 
-    def __init__(self, ready: Callable[[], object]) -> None:
+    def __init__(self, ready: Callable[[], Awaitable[object]]) -> None:
         self._ready = ready
 
     async def Check(
@@ -53,7 +53,7 @@ class Health(health_pb2_grpc.HealthServicer):
         if request.service not in ("", *(service.full_name for service in SERVICES)):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service}")
         try:
-            self._ready()
+            await self._ready()
         except SkerryError:
             return health_pb2.HealthCheckResponse(status="NOT_SERVING")
         return health_pb2.HealthCheckResponse(status="SERVING")
@@ -69,7 +69,7 @@ class GrpcServer:
         self,
         app: ASGIApp,
         operations: Iterable[Operation],
-        ready: Callable[[], object],
+        ready: Callable[[], Awaitable[object]],
         addresses: Iterable[str],
         tls: tuple[str, str] | None,
     ) -> None:

@@ -32,7 +32,7 @@ async def health(call: Call) -> Response:
 
 
 async def ready(call: Call) -> Response:
-    return reply({"status": "ready", "isolation": call.engine.readiness.check()})
+    return reply({"status": "ready", "isolation": await call.engine.readiness.check()})
 
 
 async def version(call: Call) -> Response:
