@@ -9,10 +9,13 @@ import json
 import os
 import socket
 import ssl
+import subprocess
+import sys
 import tempfile
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +30,7 @@ from skerry.daemon.peers import CUT, cut_of, peer_of
 from skerry.daemon.server import Server
 from skerry.errors import InvalidRequest
 from tests import certificates
+from tests.support import require
 
 SHORT = Patience(handshake=0.4, head=0.4, body=0.4)
 LONG = Patience()
@@ -417,6 +421,16 @@ async def test_a_machine_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPa
         await ended(reader)
         assert 0 <= heard[0] < 60
         await close(writer)
+
+
+@pytest.mark.root
+def test_a_machine_that_is_gone_is_given_up() -> None:
+    """With data on its way to it, which keepalive does not look at, and the kernel only after a quarter of an hour."""
+    require("ip", "iproute2")
+    argv = ["unshare", "--net", sys.executable, "-m", "tests.integration.silent_machine"]
+    root = Path(__file__).resolve().parents[2]
+    said = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=60).stdout
+    assert said.endswith("given up\n")
 
 
 @each_door
