@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -100,7 +101,11 @@ def test_creates_are_refused_deletes_work_and_room_mends_it(home: Path) -> None:
 
 def test_a_daemon_that_starts_on_a_full_disk_serves_what_it_can(home: Path) -> None:
     with started(home) as daemon:
-        first, second = daemon.create(workspace="memory"), daemon.create(workspace="memory")
+        first, second, old = (daemon.create(workspace="memory") for _ in range(3))
+        daemon.call("DELETE", f"/environments/{old}")
+        # It would forget this one, and cannot even do that.
+        with contextlib.closing(sqlite3.connect(home / "state.db")) as store, store:
+            store.execute("UPDATE environments SET ended_at = 1 WHERE state = 'ended'")
         with filled(daemon):
             daemon.call("DELETE", f"/environments/{first}")
             daemon.kill()
