@@ -334,6 +334,21 @@ async def test_a_head_without_end(kind: str, begin: str) -> None:
 
 @each_door
 @in_loop
+async def test_pings_whose_answers_are_not_read(kind: str) -> None:
+    async with house(kind) as there:
+        reader, writer = await there.say(f"GET / HTTP/1.1\r\nhost: localhost\r\n{UPGRADE}\r\n")
+        assert b" 101 " in await reader.readline()
+        (connection,) = there.server.server_state.connections
+        pings = (b"\x89\xfd" + bytes(4) + b"x" * 125) * 1000
+        for _ in range(200):
+            writer.write(pings)
+            await writer.drain()
+        assert connection.transport.get_write_buffer_size() < 1 << 20
+        await close(writer)
+
+
+@each_door
+@in_loop
 async def test_an_idle_connection_is_not_kept_for_ever(kind: str) -> None:
     async with house(kind, Patience(idle=0.2)) as there:
         reader, writer = await there.say("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from asyncio import AbstractEventLoop, BaseTransport, TimerHandle, Transport
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import structlog
 import uvicorn
@@ -40,12 +41,14 @@ class Patience:
     """Without an acknowledgement, by the other machine, of anything."""
 
 
-class Porter(Protocol):
+class Porter(ABC):
     """Decides who comes in."""
 
+    @abstractmethod
     def greet(self, transport: Transport) -> Peer:
         """Who this is. Raises the SkerryError that all its requests are answered with."""
 
+    @abstractmethod
     def check(self, scope: Scope) -> None:
         """Look at the head of a request. Raises the SkerryError that it is answered with."""
 
@@ -182,6 +185,12 @@ class _Refusal:
 
 class WebSocket(WebSocketsSansIOProtocol):
     """What an Http became. Tells the application when it is lost, even while nobody reads from it."""
+
+    def handle_ping(self) -> None:
+        """Answered only while the answers are read: else they would pile up here."""
+        answer = b"".join(self.conn.data_to_send())
+        if self.writable.is_set():
+            self.transport.write(answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
