@@ -3,7 +3,7 @@
  * Descriptor 0 is a socket to the daemon (SOCK_SEQPACKET). Each message is a request, and has one answer: a u32 errno,
  * 0 when it was done. All numbers are little endian.
  *
- *   'e' u32 FLAGS, with a pidfd        enter these namespaces of the process
+ *   'e' u32 FLAGS, with a namespace      enter it
  *   'n' u32 PROTOCOL, messages         send them to netlink, each of which asks for an acknowledgement
  *   's' u32 TYPE, a socket address     a socket of this type that is bound there, and listens if it can; it comes with
  *                                      the answer
@@ -39,9 +39,9 @@ struct netlink_header {
 
 static char request[REQUEST_MAX] __attribute__((aligned(8)));
 
-static int enter(int pidfd, uint32_t flags)
+static int enter(int namespace, uint32_t flags)
 {
-    return setns(pidfd, (int)flags) < 0 ? errno : 0;
+    return setns(namespace, (int)flags) < 0 ? errno : 0;
 }
 
 /* Whether there is a whole message at this place, and how far it is to the next. */

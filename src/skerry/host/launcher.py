@@ -120,12 +120,15 @@ class Launch:
         self._expected = 0
         self._control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
             with other:
-                self._launcher = _spawn(helper, other.fileno(), listener)
+                self._launcher = spawn(helper, "launch", [other.fileno(), null, null, listener])
         except OSError as error:
             self._control.close()
             raise LaunchFailed(f"the native helper cannot be started: {error.strerror}") from error
+        finally:
+            os.close(null)
 
     def send(self, steps: bytes, fds: Sequence[int] = ()) -> None:
         """One list of encoded steps, to which `fds` are known as slots from 0 on.
@@ -241,23 +244,23 @@ def explained(answer: str) -> LaunchFailed:
     )
 
 
-def _spawn(helper: Helper, control: int, listener: int) -> int:
-    """The pid of the launching process."""
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+def spawn(helper: Helper, role: str, fds: Sequence[int]) -> int:
+    """Start the helper in a role, with these descriptors as 0, 1, ... and no others; its pid. Raises OSError."""
     raised: list[int] = []
     try:
-        raised = [_raised(fd) for fd in (control, null, null, listener)]
+        for fd in fds:
+            raised.append(_raised(fd))
         with helper.opened() as program:
             return os.posix_spawn(
                 f"/proc/self/fd/{program}",
-                ["skerry-init", "launch"],
+                ["skerry-init", role],
                 {},
                 file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(raised)],
                 setsigmask=[],
                 setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD],
             )
     finally:
-        for fd in (null, *raised):
+        for fd in raised:
             os.close(fd)
 
 
