@@ -36,6 +36,7 @@ QUERIES_MAX = 64
 DIAL_SECONDS = 15.0
 FIRST_WORDS_SECONDS = 30.0
 KEEP_RESOLVED = 30.0
+REASON_SECONDS = 2.0
 BUFFER = 128 << 10
 _ORIGINAL_DESTINATION = 80
 
@@ -220,7 +221,8 @@ class Proxy:
                 return
             await self._carry(client, connection, name)
         except Refused as refused:
-            await self._refuse(client, connection, f"the connection was for something else: {refused}")
+            reason = f"the connection was for something else: {refused}"
+            await self._refuse(client, connection, reason, heard=refused.http)
         except (OSError, SkerryError) as error:
             connection.verdict = f"failed: {error}"
         finally:
@@ -255,16 +257,18 @@ class Proxy:
         finally:
             server.close()
 
-    async def _refuse(self, client: socket.socket, connection: Connection, reason: str) -> None:
-        """Say why, if the client speaks HTTP."""
+    async def _refuse(
+        self, client: socket.socket, connection: Connection, reason: str, heard: bool | None = None
+    ) -> None:
+        """Say why, if the client speaks HTTP; `heard`: whether it does, if that is known."""
         connection.verdict = f"denied: {reason}"
         self._deny(connection.host, connection.port, reason)
-        if connection.port in (443, 22):
-            return
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(1.0):
-                if looks_like_http(await loop.sock_recv(client, 4096)):
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(REASON_SECONDS):
+                if heard is None:
+                    heard = looks_like_http(await loop.sock_recv(client, 4096))
+                if heard:
                     text = f"{self._words(reason, connection.host, connection.port)}\n".encode()
                     head = (
                         b"HTTP/1.1 403 Forbidden\r\ncontent-type: text/plain; charset=utf-8\r\n"
@@ -272,7 +276,8 @@ class Proxy:
                     )
                     await loop.sock_sendall(client, head + text)
                     client.shutdown(socket.SHUT_WR)
-                    await loop.sock_recv(client, 4096)
+                    while await loop.sock_recv(client, BUFFER):
+                        pass  # closing with something unread would take the words back
 
     def _words(self, reason: str, host: str, port: int = 0) -> str:
         where = f"{host}:{port}" if port else host

@@ -22,6 +22,9 @@ _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
 class Refused(Exception):
     """What was said does not fit, or cannot be understood. The text is for people."""
 
+    http = False
+    """Whether the client speaks HTTP, and could be told."""
+
 
 def looks_like_tls(data: bytes) -> bool:
     return data[:1] == b"\x16"
@@ -121,7 +124,13 @@ class Screen:
             if not self._decide():
                 return b""
             data, self._held = self._held, b""
-        return data if self._guard is None else self._guard.feed(data)
+        if self._guard is None:
+            return data
+        try:
+            return self._guard.feed(data)
+        except Refused as refused:
+            refused.http = True
+            raise
 
     @property
     def upgrading(self) -> bool:
