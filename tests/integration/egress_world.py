@@ -1,4 +1,6 @@
-"""A small internet in a network namespace of its own, an environment's namespaces beside it, and a proxy between.
+"""A small internet, a host and an environment, each in network namespaces of its own, and a proxy on the host.
+
+    environment ──our sockets──> proxy, on the host ──veth──> the internet, where every address answers
 
 Everything happens in one thread, which has left the network of the machine: nothing that it sends can leave, whatever
 address it has.
@@ -12,50 +14,88 @@ import ctypes
 import ipaddress
 import json
 import os
+import shlex
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from skerry.egress.addresses import Address, Ranges
-from skerry.egress.proxy import Connection, Denial, Proxy, Witness
+from skerry.egress.proxy import Connection, Denial, Limits, Proxy, Witness
 from skerry.egress.rules import Rules
 from skerry.host.launcher import Helper
 from skerry.host.network import Namespaces, catch_all
+from tests.support import require
+
+PORTS = (22, 25, 53, 80, 443, 2375, 5000, 8080, 8443)
+"""At which every address of the internet, and the host, listens."""
+HOST = ("192.168.77.2", "93.184.200.2", "2a00:77::2")
+"""Addresses of the host, private and public."""
+GATEWAY = ("192.168.77.1", "2a00:77::1")
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok"
+ROOTLESS = Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]
+"""The tests run as a user, who is root in a namespace only: then the proxy has no capabilities there either."""
 
 _NEW_NET = 0x40000000
-AGENT = """
-import json, socket, sys
-print("up", flush=True)
-for line in sys.stdin:
-    asked = json.loads(line)
+_DROP_FROM_BOUNDING_SET = 24
+_AGENT = """
+import json, os, socket, ssl, struct, sys, time
+control = socket.socket(fileno=0)
+lines = control.makefile("rw")
+print("up", file=lines, flush=True)
+
+def ask(host, port, say=b"", timeout=10, read=1 << 20):
     try:
-        with socket.create_connection((asked["host"], asked["port"]), timeout=asked.get("timeout", 10)) as s:
-            s.sendall(bytes.fromhex(asked.get("say", "")))
+        with socket.create_connection((host, port), timeout=timeout) as s:
+            s.sendall(say)
             heard = b""
-            while len(heard) < asked.get("read", 1 << 20):
+            while len(heard) < read:
                 data = s.recv(65536)
                 if not data:
                     break
                 heard += data
-            answer = {"heard": heard.hex()}
+            return {"heard": heard.hex()}
     except OSError as error:
-        answer = {"error": f"{type(error).__name__}: {error}"}
-    print(json.dumps(answer), flush=True)
+        return {"error": f"{type(error).__name__}: {error}"}
+
+def query(packet, server="9.9.9.9", timeout=5):
+    with socket.socket(socket.AF_INET6 if ":" in server else socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.settimeout(timeout)
+        s.sendto(packet, (server, 53))
+        try:
+            return s.recv(65536).hex()
+        except OSError:
+            return None
+
+for line in lines:
+    known = dict(globals())
+    exec(json.loads(line), known)
+    print(json.dumps(known.get("answer")), file=lines, flush=True)
 """
 
+_here = threading.local()
 
-def in_a_network_of_its_own(main: Callable[[], Awaitable[None]]) -> None:
-    """Run a coroutine in a thread that has its own network; raise what it raises."""
+
+def in_a_network_of_its_own(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a coroutine in a thread that has its own network, with an internet; raise what it raises."""
+    for tool, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("nsenter", "util-linux")):
+        require(tool, package)
     failure: list[BaseException] = []
 
     def body() -> None:
         try:
-            if ctypes.CDLL(None, use_errno=True).unshare(_NEW_NET):
-                raise OSError(ctypes.get_errno(), "unshare")
-            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-            asyncio.run(main())  # type: ignore[arg-type]
+            with _internet() as listening:
+                _here.listening = listening
+                if ROOTLESS:
+                    _drop_capabilities()
+                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                    runner.run(main())
         except BaseException as error:
             failure.append(error)
 
@@ -66,6 +106,67 @@ def in_a_network_of_its_own(main: Callable[[], Awaitable[None]]) -> None:
         raise failure[0]
 
 
+@contextlib.contextmanager
+def _internet() -> Any:
+    """The sockets at which it listens. This thread is on the host afterwards."""
+    with contextlib.ExitStack() as stack:
+        _new_network()
+        _ip("link set lo up", "route add local 0.0.0.0/0 dev lo", "-6 route add local ::/0 dev lo")
+        listening = [stack.enter_context(one) for one in _listen()]
+        keeper = stack.enter_context(subprocess.Popen(["sleep", "infinity"]))
+        stack.callback(keeper.kill)
+        _new_network()
+        there = f"netns {keeper.pid}"
+        _ip("link set lo up", f"link add host0 type veth peer name net0 {there}", "link set host0 up")
+        for address in HOST:
+            _ip(f"addr add {address}/{64 if ':' in address else 24} dev host0 {_at_once(address)}")
+        inside = ["nsenter", "-t", str(keeper.pid), "-n"]
+        _ip("link set net0 up", "addr add 192.168.77.1/24 dev net0", prefix=inside)
+        _ip("addr add 2a00:77::1/64 dev net0 nodad", prefix=inside)
+        _ip(f"route add default via {GATEWAY[0]}", f"-6 route add default via {GATEWAY[1]}")
+        listening += [stack.enter_context(one) for one in _listen()]
+        yield listening
+
+
+def _at_once(address: str) -> str:
+    return "nodad" if ":" in address else ""
+
+
+def _new_network() -> None:
+    if ctypes.CDLL(None, use_errno=True).unshare(_NEW_NET):
+        raise OSError(ctypes.get_errno(), "unshare")
+
+
+def _ip(*commands: str, prefix: Iterable[str] = ()) -> None:
+    for command in commands:
+        subprocess.run([*prefix, "ip", *shlex.split(command)], check=True)
+
+
+def _listen() -> list[socket.socket]:
+    made = []
+    for family, any_address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        for kind, port in [*((socket.SOCK_STREAM, port) for port in PORTS), (socket.SOCK_DGRAM, 53)]:
+            one = socket.socket(family, kind)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind((any_address, port))
+            if kind == socket.SOCK_STREAM:
+                one.listen(1024)
+            one.setblocking(False)
+            made.append(one)
+    return made
+
+
+def _drop_capabilities() -> None:
+    """Of this thread, and of what it starts."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for number in range(41):
+        libc.prctl(_DROP_FROM_BOUNDING_SET, number, 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    if libc.capset(header, (ctypes.c_uint32 * 6)()):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
 class Ledger(Witness):
     """Writes down every decision."""
 
@@ -73,15 +174,26 @@ class Ledger(Witness):
         self.opened: list[tuple[str, int, str]] = []
         self.finished: list[Connection] = []
         self.refused: list[Denial] = []
+        self.changed = asyncio.Event()
 
     async def opening(self, connection: Connection) -> None:
         self.opened.append((connection.host, connection.port, str(connection.address)))
 
     def closed(self, connection: Connection) -> None:
         self.finished.append(connection)
+        self.changed.set()
 
     def denied(self, denial: Denial) -> None:
         self.refused.append(denial)
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        while not condition():
+            self.changed.clear()
+            await self.changed.wait()
+
+
+Server = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
 class World:
@@ -92,23 +204,59 @@ class World:
         self.asked: list[str] = []
         """Names that the proxy has looked up."""
         self.arrived: list[tuple[str, int]] = []
-        """Where connections came out."""
+        """Where connections came out, on the internet or the host."""
+        self.datagrams: list[bytes] = []
+        """Those that came out."""
+        self.heard: list[bytes] = []
+        """The first words of each connection that came out, for the usual server."""
+        self.server: Server = self.usual_server
         self.ledger = Ledger()
         self.proxy: Proxy
-        self._agent: asyncio.subprocess.Process
+        self.agent: int
+        """Its pid."""
+        self._lines: tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
     async def resolve(self, name: str) -> list[Address]:
         self.asked.append(name)
         return [ipaddress.ip_address(text) for text in self.names.get(name, [])]
 
+    async def usual_server(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if heard := await reader.read(65536):
+            self.heard.append(heard)
+            writer.write(OK)
+
+    async def run(self, code: str) -> Any:
+        """Run a program in the environment; what it has as `answer` afterwards."""
+        reader, writer = self._lines
+        writer.write(json.dumps(code).encode() + b"\n")
+        return json.loads(await reader.readline())
+
     async def ask(self, host: str, port: int, say: bytes = b"", **more: Any) -> tuple[str, bytes]:
         """("", what was heard), or (the error, b"")."""
-        assert self._agent.stdin is not None
-        assert self._agent.stdout is not None
-        request = {"host": host, "port": port, "say": say.hex(), **more}
-        self._agent.stdin.write(json.dumps(request).encode() + b"\n")
-        answer = json.loads(await self._agent.stdout.readline())
+        answer = await self.run(f"answer = ask({host!r}, {port}, {say!r}, **{more!r})")
         return answer.get("error", ""), bytes.fromhex(answer.get("heard", ""))
+
+    async def query(self, packet: bytes, server: str = "9.9.9.9", timeout: float = 5) -> bytes | None:
+        answer = await self.run(f"answer = query({packet!r}, {server!r}, {timeout})")
+        return None if answer is None else bytes.fromhex(answer)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port, *_ = writer.get_extra_info("sockname")
+        self.arrived.append((host, port))
+        try:
+            with contextlib.suppress(OSError):
+                await self.server(reader, writer)
+                await writer.drain()
+        finally:
+            writer.close()
+
+
+class _Datagrams(asyncio.DatagramProtocol):
+    def __init__(self, seen: list[bytes]) -> None:
+        self._seen = seen
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        self._seen.append(data)
 
 
 @contextlib.asynccontextmanager
@@ -116,54 +264,66 @@ async def world(
     kind: str,
     allow: Iterable[str] = (),
     *,
-    addresses: Iterable[str] = ("93.184.216.34",),
-    ports: Iterable[int] = (80, 443),
     names: dict[str, list[str]] | None = None,
     ranges: Ranges | None = None,
+    limits: Limits | None = None,
 ) -> AsyncIterator[World]:
     """To be used in a network of its own."""
     made = World()
     made.names = names or {}
-    for address in addresses:
-        subprocess.run(["ip", "addr", "add", address, "dev", "lo"], check=True)
-    servers = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, port, *_ = writer.get_extra_info("sockname")
-        made.arrived.append((host, port))
-        with contextlib.suppress(OSError):
-            heard = await reader.read(65536)
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok" if heard else b"")
-            await writer.drain()
-        writer.close()
-
-    for port in ports:
-        servers.append(await asyncio.start_server(serve, "0.0.0.0", port))
-        servers.append(await asyncio.start_server(serve, "::", port))
-    made._agent = await asyncio.create_subprocess_exec(
-        *("unshare", "--map-root-user", "--user", "--net", "--", "sh", "-c"),
-        *('ip link set lo up && exec "$0" -u -c "$1"', sys.executable, AGENT),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    helper = Helper()
-    try:
-        assert made._agent.stdout is not None
-        assert await made._agent.stdout.readline() == b"up\n"
-        namespaces = Namespaces.of(made._agent.pid, rootful=os.geteuid() == 0)
+    loop = asyncio.get_running_loop()
+    async with contextlib.AsyncExitStack() as stack:
+        for one in _here.listening:
+            copy = one.dup()
+            if one.type == socket.SOCK_STREAM:
+                server = await asyncio.start_server(made.serve, sock=copy)
+                stack.callback(server.close)
+            else:
+                transport, _ = await loop.create_datagram_endpoint(
+                    lambda: _Datagrams(made.datagrams), sock=copy
+                )
+                stack.callback(transport.close)
+        await stack.enter_async_context(_environment(made))
+        helper = Helper()
+        stack.callback(helper.close)
+        namespaces = Namespaces.of(made.agent, rootful=os.geteuid() == 0 and not ROOTLESS)
         try:
             sockets = catch_all(helper, namespaces)
         finally:
             namespaces.close()
         rules = Rules.parse(kind, allow, ranges or Ranges())
-        made.proxy = Proxy(rules, sockets.tcp, sockets.udp, made.ledger, made.resolve)
+        made.proxy = Proxy(rules, sockets.tcp, sockets.udp, made.ledger, made.resolve, limits)
         try:
             yield made
         finally:
             await made.proxy.close()
-    finally:
-        helper.close()
-        made._agent.kill()
-        await made._agent.wait()
-        for server in servers:
-            server.close()
+
+
+@contextlib.asynccontextmanager
+async def _environment(made: World) -> AsyncIterator[None]:
+    """A process in namespaces of its own, as an environment's are, that does what it is told."""
+    ours, theirs = socket.socketpair()
+    with tempfile.NamedTemporaryFile("w", prefix="skerry-test-") as names, theirs:
+        names.write("nameserver 9.9.9.9\noptions timeout:5 attempts:1\n")
+        names.flush()
+        os.chmod(names.name, 0o644)
+        script = (
+            'ip link set lo up && mount --bind "$1" "$(readlink -f /etc/resolv.conf)" && exec "$2" -u -c "$3"'
+        )
+        agent = subprocess.Popen(
+            [
+                *("unshare", "--map-root-user", "--user", "--net", "--mount", "--", "sh", "-c", script, "sh"),
+                *(names.name, sys.executable, _AGENT),
+            ],
+            stdin=theirs,
+        )
+        made.agent = agent.pid
+        made._lines = await asyncio.open_connection(sock=ours, limit=1 << 24)
+        theirs.close()
+        try:
+            assert await made._lines[0].readline() == b"up\n"
+            yield
+        finally:
+            made._lines[1].close()
+            agent.kill()
+            agent.wait()

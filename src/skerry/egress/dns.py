@@ -11,7 +11,9 @@ NO_ERROR, FORMAT_ERROR, SERVER_FAILURE, NO_SUCH_NAME, NOT_IMPLEMENTED, REFUSED =
 TTL = 10
 """Seconds for which an answer may be kept: what is allowed can change."""
 BLOCKED = 15
-TEXT_MAX = 400
+TEXT_MAX = 200
+"""With the longest name the answer has at most 512 bytes, which everybody takes."""
+_NAME_MAX = 255
 
 _INTERNET = 1
 _HEADER = struct.Struct(">HHHHHH")
@@ -30,7 +32,7 @@ class Question:
 
 
 def parse(packet: bytes) -> Question | None:
-    """None for what is no question, or none that anybody would ask."""
+    """None for what is no question, or none that anybody would ask: see `broken()`."""
     if len(packet) < _HEADER.size:
         return None
     id, flags, questions, answers, authorities, additional = _HEADER.unpack_from(packet)
@@ -39,16 +41,16 @@ def parse(packet: bytes) -> Question | None:
     labels: list[str] = []
     at = _HEADER.size
     while True:
-        if at >= len(packet) or packet[at] > 63 or len(labels) > 127:
+        if at >= len(packet) or packet[at] > 63 or at >= _HEADER.size + _NAME_MAX:
             return None  # a pointer has nothing to point to in a question
         length = packet[at]
         label = packet[at + 1 : at + 1 + length]
         at += 1 + length
         if not length:
             break
-        if len(label) < length or b"." in label:
+        if len(label) < length or b"." in label or not label.isascii():
             return None
-        labels.append(label.decode("latin-1"))
+        labels.append(label.decode("ascii"))
     if len(packet) < at + 4:
         return None
     kind, of = struct.unpack_from(">HH", packet, at)
@@ -57,6 +59,17 @@ def parse(packet: bytes) -> Question | None:
     at += 4
     extended = additional == 1 and packet[at : at + 3] == struct.pack(">BH", 0, OPT)
     return Question(id, flags, packet[_HEADER.size : at], ".".join(labels), kind, extended)
+
+
+def broken(packet: bytes) -> bytes | None:
+    """The answer to what `parse()` does not take; None when there must be none."""
+    if len(packet) < _HEADER.size:
+        return None
+    id, flags = _HEADER.unpack_from(packet)[:2]
+    if flags & 0x8000:
+        return None  # answers to answers would have no end
+    code = NOT_IMPLEMENTED if flags & 0x7800 else FORMAT_ERROR
+    return _HEADER.pack(id, 0x8080 | flags & 0x7900 | code, 0, 0, 0, 0)
 
 
 def answer(question: Question, code: int, address: IPv4Address | None = None, reason: str = "") -> bytes:

@@ -18,29 +18,54 @@ import struct
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import IPv4Address
+from typing import Any
 
 from skerry.egress import dns
 from skerry.egress.addresses import Address
 from skerry.egress.names import canonical
+from skerry.egress.relay import Relay
 from skerry.egress.rules import Rules
-from skerry.egress.sniff import WEB, Refused, Screen, looks_like_http
+from skerry.egress.sniff import WEB, Refused, Screen, looks_like_http, looks_like_tls
 from skerry.errors import SkerryError
 
 STANDING_FOR = ipaddress.ip_network("198.18.0.0/15")
 NAMES_MAX = 10_000
-CONNECTIONS_MAX = 512
+ADDRESSES_MAX = 8
+"""Of one name, that are tried."""
 DENIALS_MAX = 100
+TOLD_AT_ONCE, TOLD_PER_SECOND = 100, 1.0
+"""Denials that the witness is told of; the others are counted."""
 QUERIES_MAX = 64
+RESOLVING_MAX = 8
+"""Names that are looked up at once for one environment, of the `RESOLVERS` that all share."""
+RESOLVERS = 32
+AT_ONCE = 64
+"""Packets or connections that are taken before others have their turn."""
 DIAL_SECONDS = 15.0
 FIRST_WORDS_SECONDS = 30.0
 KEEP_RESOLVED = 30.0
 REASON_SECONDS = 2.0
-BUFFER = 128 << 10
+PACKET = 4096
 _ORIGINAL_DESTINATION = 80
+_RESET = struct.pack("ii", 1, 0)
+_ACCESS_DENIED = bytes((21, 3, 1, 0, 2, 2, 49))
+"""TLS: a fatal alert."""
 
 Resolve = Callable[[str], Awaitable[list[Address]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one environment."""
+
+    connections_max: int = 1024
+    """At once."""
+    bytes_max: int | None = None
+    """Sent and received, as long as it lives."""
 
 
 @dataclass(slots=True)
@@ -57,7 +82,7 @@ class Denial:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One that was let through."""
+    """One that an environment makes."""
 
     host: str
     """The name that it was made to, or the address."""
@@ -67,17 +92,30 @@ class Connection:
     received: int = 0
     verdict: str = "allowed"
     began: float = field(default_factory=time.time)
+    opened: bool = False
+    """Whether the witness was told of it."""
     task: asyncio.Task[None] | None = None
 
 
 class Witness:
     """Is told of every decision. May raise SkerryError from `opening`, and then nothing is opened."""
 
-    async def opening(self, connection: Connection) -> None: ...
+    async def opening(self, connection: Connection) -> None:
+        """With the address that is tried first."""
 
-    def closed(self, connection: Connection) -> None: ...
+    def closed(self, connection: Connection) -> None:
+        """One of which `opening` was told; with the address that was tried last."""
 
-    def denied(self, denial: Denial) -> None: ...
+    def denied(self, denial: Denial) -> None:
+        """The first of its kind; of many different ones in a short time only some."""
+
+
+class _Denied(Exception):
+    """By the rules or the limits. The text is for people."""
+
+
+class _Cut(Exception):
+    """A connection that was let through may not go on. The text is for people."""
 
 
 class Proxy:
@@ -90,36 +128,56 @@ class Proxy:
         udp: list[socket.socket],
         witness: Witness,
         resolve: Resolve,
+        limits: Limits | None = None,
     ) -> None:
+        """The sockets must not block, and are the proxy's from now on."""
         self.rules = rules
         self.denials: deque[Denial] = deque(maxlen=DENIALS_MAX)
+        self.denied = 0
+        """How often something was refused."""
         self.connections: set[Connection] = set()
         self.sent = self.received = 0
+        self._limits = limits or Limits()
+        self._spent = False
         self._witness = witness
+        self._tell = float(TOLD_AT_ONCE)
+        self._told_at = time.monotonic()
         self._resolve = resolve
-        self._sockets = [*tcp, *udp]
+        self._resolving = asyncio.Semaphore(RESOLVING_MAX)
         self._names: dict[IPv4Address, str] = {}
         self._standing: dict[str, IPv4Address] = {}
         self._resolved: dict[str, tuple[float, list[Address]]] = {}
-        self._queries = 0
-        self._tasks = {asyncio.create_task(self._accept(listener)) for listener in tcp}
-        self._tasks |= {asyncio.create_task(self._answer(asked)) for asked in udp}
+        self._looking: dict[str, asyncio.Task[list[Address]]] = {}
+        self._queries: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._sockets = [*tcp, *udp]
+        for listener in tcp:
+            self._loop.add_reader(listener, self._accept, listener)
+        for asked in udp:
+            self._loop.add_reader(asked, self._take_queries, asked)
 
     def change(self, rules: Rules) -> None:
         """From now on these count, also for connections that are open."""
         self.rules = rules
         for connection in tuple(self.connections):
-            if self._why_not(connection) and connection.task is not None:
+            if connection.verdict == "allowed" and self._why_not(connection) and connection.task is not None:
                 connection.verdict = "cut: not allowed any more"
                 connection.task.cancel()
 
     async def close(self) -> None:
-        tasks = [*self._tasks, *(each.task for each in self.connections if each.task is not None)]
+        """End every connection, and close the sockets."""
+        self._closed = True
+        for one in self._sockets:
+            if one.fileno() >= 0:
+                self._loop.remove_reader(one)
+                one.close()
+        connections = (each.task for each in self.connections if each.task is not None)
+        tasks: list[asyncio.Task[None] | asyncio.Task[list[Address]]]
+        tasks = [*self._queries, *self._looking.values(), *connections]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for one in self._sockets:
-            one.close()
 
     def _why_not(self, connection: Connection) -> str:
         name = canonical(connection.host)
@@ -131,34 +189,34 @@ class Proxy:
 
     # ---- names ----
 
-    async def _answer(self, asked: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            packet, sender = await loop.sock_recvfrom(asked, 4096)
+    def _take_queries(self, asked: socket.socket) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                packet, sender = asked.recvfrom(PACKET)
+            except OSError:
+                return
             question = dns.parse(packet)
-            if question is None or self._queries >= QUERIES_MAX:
-                continue
-            task = asyncio.create_task(self._answer_one(asked, sender, question))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            if question is None:
+                if (answer := dns.broken(packet)) is not None:
+                    _reply(asked, answer, sender)
+            elif len(self._queries) < QUERIES_MAX:
+                task = self._loop.create_task(self._answer(asked, sender, question))
+                self._queries.add(task)
+                task.add_done_callback(self._queries.discard)
 
-    async def _answer_one(self, asked: socket.socket, sender: object, question: dns.Question) -> None:
-        self._queries += 1
-        try:
-            code, address, reason = await self._look_up(question)
-        finally:
-            self._queries -= 1
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):
-            await loop.sock_sendto(asked, dns.answer(question, code, address, reason), sender)  # type: ignore[arg-type]
+    async def _answer(self, asked: socket.socket, sender: tuple[Any, ...], question: dns.Question) -> None:
+        code, address, reason = await self._look_up(question)
+        _reply(asked, dns.answer(question, code, address, reason), sender)
 
     async def _look_up(self, question: dns.Question) -> tuple[int, IPv4Address | None, str]:
         name = canonical(question.name)
-        if name is None or name.endswith(".arpa") or name == "arpa":
+        if name is None or _is_below(name, "arpa"):
             return dns.NO_SUCH_NAME, None, ""
+        if _is_below(name, "localhost"):
+            return dns.NO_ERROR, IPv4Address("127.0.0.1") if question.kind == dns.A else None, ""
         if reason := self.rules.why_not_name(name, None):
             self._deny(name, 0, reason)
-            return dns.REFUSED, None, self._words(reason, name)
+            return dns.REFUSED, None, _words(reason, name)
         try:
             if not await self._addresses(name):
                 return dns.NO_SUCH_NAME, None, ""
@@ -182,109 +240,190 @@ class Proxy:
 
     async def _addresses(self, name: str) -> list[Address]:
         """Raises OSError."""
-        now = time.monotonic()
         until, found = self._resolved.get(name, (0.0, []))
-        if now >= until:
-            found = await self._resolve(name)
-            if len(self._resolved) >= NAMES_MAX:
-                self._resolved.clear()
-            self._resolved[name] = now + KEEP_RESOLVED, found
+        if time.monotonic() < until:
+            return found
+        task = self._looking.get(name)
+        if task is None:
+            task = self._looking[name] = self._loop.create_task(self._find_addresses(name))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    async def _find_addresses(self, name: str) -> list[Address]:
+        try:
+            async with self._resolving:
+                found = (await self._resolve(name))[:ADDRESSES_MAX]
+        finally:
+            del self._looking[name]
+        if len(self._resolved) >= NAMES_MAX:
+            self._resolved.clear()
+        self._resolved[name] = time.monotonic() + KEEP_RESOLVED, found
         return found
 
     # ---- connections ----
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(AT_ONCE):
             try:
-                client, _ = await loop.sock_accept(listener)
-            except OSError:  # too many descriptors, or a client that left again
-                await asyncio.sleep(0.1)
+                client, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except ConnectionError:
                 continue
-            client.setblocking(False)
-            if len(self.connections) >= CONNECTIONS_MAX:
+            except OSError:  # there are too many descriptors
+                self._loop.remove_reader(listener)
+                self._loop.call_later(0.1, self._accept_again, listener)
+                return
+            try:
+                client.setblocking(False)
+                address, port = _destination(client)
+            except OSError:  # it has left again
                 client.close()
                 continue
-            address, port = _destination(client)
             name = self._names.get(address) if isinstance(address, IPv4Address) else None
             connection = Connection(name or str(address), port, None if name else address)
+            if len(self.connections) >= self._limits.connections_max:
+                self._deny(connection.host, port, "there are too many connections at once")
+                _close(client, reset=True)
+                continue
             self.connections.add(connection)
-            connection.task = asyncio.create_task(self._serve(client, connection, name))
+            connection.task = self._loop.create_task(self._serve(client, connection, name))
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if not self._closed:
+            self._loop.add_reader(listener, self._accept, listener)
 
     async def _serve(self, client: socket.socket, connection: Connection, name: str | None) -> None:
         try:
-            reason = self._why_not(connection)
-            if not name and connection.address in STANDING_FOR:
-                reason = "nothing stands for this address"
-            if reason:
-                await self._refuse(client, connection, reason)
-                return
             await self._carry(client, connection, name)
+        except _Denied as denied:
+            await self._refuse(client, connection, str(denied), None)
         except Refused as refused:
             reason = f"the connection was for something else: {refused}"
-            await self._refuse(client, connection, reason, heard=refused.http)
+            await self._refuse(client, connection, reason, refused.protocol)
+        except _Cut as cut:
+            connection.verdict = f"cut: {cut}"
         except (OSError, SkerryError) as error:
             connection.verdict = f"failed: {error}"
+        except asyncio.CancelledError:
+            if connection.verdict == "allowed":
+                connection.verdict = "cut: the environment has ended"
+            raise
         finally:
-            client.close()
+            # What was broken off must not look as if it had come to its end.
+            _close(client, reset=connection.verdict.startswith(("cut", "failed")))
             self.connections.discard(connection)
-            if connection.address is not None and not connection.verdict.startswith("denied"):
-                self.sent += connection.sent
-                self.received += connection.received
+            if connection.opened:
                 self._witness.closed(connection)
 
     async def _carry(self, client: socket.socket, connection: Connection, name: str | None) -> None:
-        loop = asyncio.get_running_loop()
-        addresses = [connection.address] if connection.address is not None else []
-        if name:
-            why = ""
-            for address in await self._addresses(name):
-                why = self.rules.why_not_address(address, connection.port, by_name=True)
-                if not why:
-                    addresses.append(address)
-            if not addresses:
-                await self._refuse(client, connection, why or "the name has no address")
-                return
+        """Raises _Denied, Refused, _Cut, OSError, SkerryError."""
+        if self._spent:
+            raise _Denied(f"the {self._limits.bytes_max} bytes that it may send and receive are used up")
+        if reason := self._why_not(connection):
+            raise _Denied(reason)
+        if connection.address is None:
+            assert name is not None
+            addresses = await self._addresses(name)
+        elif connection.address in STANDING_FOR:
+            raise _Denied("nothing stands for this address")
+        else:
+            addresses = [connection.address]
+        self._reachable(addresses, connection, name)
         screen = Screen(name, connection.port) if name else None
         first = b""
         if screen is not None and connection.port in WEB:
             first = await _first_words(client, screen)
+        # Time has passed, and the rules may be others.
+        addresses = self._reachable(addresses, connection, name)
         connection.address = addresses[0]
         await self._witness.opening(connection)
-        server = await _dial(loop, addresses, connection)
+        connection.opened = True
+        server = await self._dial(addresses, connection)
         try:
-            await _Relay(client, server, connection, screen).run(first)
-        finally:
-            server.close()
+            await Relay(client, server, screen, partial(self._count, connection)).run(first)
+        except BaseException:
+            _close(server, reset=True)
+            raise
+        server.close()
+
+    def _reachable(self, addresses: list[Address], connection: Connection, name: str | None) -> list[Address]:
+        """Those that may be dialled. Raises _Denied when there are none."""
+        reason = "the name has no address"
+        found: list[Address] = []
+        for address in addresses:
+            why = self.rules.why_not_address(address, connection.port, by_name=name is not None)
+            if not why and not self.rules.ranges.says_public(address) and _is_here(address):
+                why = f"{'its address' if name else address} is never reached from here: it is this machine"
+            if why:
+                reason = why
+            else:
+                found.append(address)
+        if not found:
+            raise _Denied(reason)
+        return found
+
+    async def _dial(self, addresses: list[Address], connection: Connection) -> socket.socket:
+        """The first that answers. Raises OSError."""
+        failure = OSError("it may not be reached any more")
+        last = self._loop.time() + 2 * DIAL_SECONDS
+        for address in addresses:
+            connection.address = address
+            if self._why_not(connection):
+                continue
+            family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+            server = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            try:
+                async with asyncio.timeout_at(min(last, self._loop.time() + DIAL_SECONDS)):
+                    await self._loop.sock_connect(server, (str(address), connection.port))
+                server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                return server
+            except TimeoutError:
+                server.close()
+                failure = OSError("it does not answer")
+            except OSError as error:
+                server.close()
+                failure = error
+            except BaseException:
+                server.close()
+                raise
+        raise failure
+
+    def _count(self, connection: Connection, sent: int, received: int) -> None:
+        """Raises _Cut."""
+        allowed = self._limits.bytes_max
+        if self._spent or (allowed is not None and self.sent + self.received + sent + received > allowed):
+            self._spent = True
+            raise _Cut(f"the {allowed} bytes that it may send and receive are used up")
+        self.sent += sent
+        self.received += received
+        connection.sent += sent
+        connection.received += received
 
     async def _refuse(
-        self, client: socket.socket, connection: Connection, reason: str, heard: bool | None = None
+        self, client: socket.socket, connection: Connection, reason: str, protocol: str | None
     ) -> None:
-        """Say why, if the client speaks HTTP; `heard`: whether it does, if that is known."""
+        """Say why, if the client speaks a protocol in which that can be said; None: it has not said anything yet."""
         connection.verdict = f"denied: {reason}"
         self._deny(connection.host, connection.port, reason)
-        loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):
             async with asyncio.timeout(REASON_SECONDS):
-                if heard is None:
-                    heard = looks_like_http(await loop.sock_recv(client, 4096))
-                if heard:
-                    text = f"{self._words(reason, connection.host, connection.port)}\n".encode()
-                    head = (
-                        b"HTTP/1.1 403 Forbidden\r\ncontent-type: text/plain; charset=utf-8\r\n"
-                        b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(text)
-                    )
-                    await loop.sock_sendall(client, head + text)
-                    client.shutdown(socket.SHUT_WR)
-                    while await loop.sock_recv(client, BUFFER):
-                        pass  # closing with something unread would take the words back
-
-    def _words(self, reason: str, host: str, port: int = 0) -> str:
-        where = f"{host}:{port}" if port else host
-        hint = f'; ask for it with env.network.allow("{where}")' if "allowlist" in reason else ""
-        return f"skerry: egress to {where} is refused: {reason}{hint}"
+                if protocol is None:
+                    said = await self._loop.sock_recv(client, PACKET)
+                    protocol = "http" if looks_like_http(said) else "tls" if looks_like_tls(said) else ""
+                if not protocol:
+                    return
+                words = _words(reason, connection.host, connection.port)
+                await self._loop.sock_sendall(
+                    client, _forbidden(words) if protocol == "http" else _ACCESS_DENIED
+                )
+                client.shutdown(socket.SHUT_WR)
+                while await self._loop.sock_recv(client, PACKET):
+                    pass  # closing with something unread would take the words back
 
     def _deny(self, host: str, port: int, reason: str) -> None:
+        self.denied += 1
         for known in self.denials:
             if (known.host, known.port, known.reason) == (host, port, reason):
                 known.count += 1
@@ -292,24 +431,74 @@ class Proxy:
                 return
         denial = Denial(time.time(), host, port, reason)
         self.denials.append(denial)
-        self._witness.denied(denial)
+        now = time.monotonic()
+        self._tell = min(self._tell + (now - self._told_at) * TOLD_PER_SECOND, float(TOLD_AT_ONCE))
+        self._told_at = now
+        if self._tell >= 1:
+            self._tell -= 1
+            self._witness.denied(denial)
+
+
+def _words(reason: str, host: str, port: int = 0) -> str:
+    where = f"[{host}]" if ":" in host else host
+    where = f"{where}:{port}" if port else where
+    hint = f'; ask for it with env.network.allow("{where}")' if "allowlist" in reason else ""
+    return f"skerry: egress to {where} is refused: {reason}{hint}"
+
+
+def _forbidden(words: str) -> bytes:
+    text = f"{words}\n".encode()
+    return (
+        b"HTTP/1.1 403 Forbidden\r\ncontent-type: text/plain; charset=utf-8\r\n"
+        b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(text), text)
+    )
+
+
+def _is_below(name: str, top: str) -> bool:
+    return name == top or name.endswith(f".{top}")
+
+
+def _is_here(address: Address) -> bool:
+    """Whether an address is one of this machine: only to those does it speak from the same one. No packet is sent."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((str(address), 9))
+        except OSError:
+            return False  # there is no way to it
+        return ipaddress.ip_address(probe.getsockname()[0].partition("%")[0]) == address
+
+
+def _reply(asked: socket.socket, packet: bytes, sender: tuple[Any, ...]) -> None:
+    with contextlib.suppress(OSError):
+        asked.sendto(packet, sender)
+
+
+def _close(one: socket.socket, *, reset: bool) -> None:
+    if reset:
+        with contextlib.suppress(OSError):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    one.close()
 
 
 async def _first_words(client: socket.socket, screen: Screen) -> bytes:
     """What may be passed on of what the client says first. Raises Refused, OSError."""
     loop = asyncio.get_running_loop()
     passed = b""
-    async with asyncio.timeout(FIRST_WORDS_SECONDS):
-        while not screen.decided:
-            data = await loop.sock_recv(client, BUFFER)
-            if not data:
-                raise Refused("it said nothing")
-            passed += screen.feed(data)
+    try:
+        async with asyncio.timeout(FIRST_WORDS_SECONDS):
+            while not passed:
+                data = await loop.sock_recv(client, PACKET)
+                if not data:
+                    raise OSError("the client said nothing")
+                passed = screen.feed(data)
+    except TimeoutError:
+        raise OSError("the client said nothing for too long") from None
     return passed
 
 
 def _destination(client: socket.socket) -> tuple[Address, int]:
-    """Where the client wanted to go, before it was redirected to us."""
+    """Where the client wanted to go, before it was redirected to us. Raises OSError."""
     if client.family == socket.AF_INET:
         raw = client.getsockopt(socket.SOL_IP, _ORIGINAL_DESTINATION, 16)
         return IPv4Address(raw[4:8]), int(struct.unpack(">H", raw[2:4])[0])
@@ -317,95 +506,17 @@ def _destination(client: socket.socket) -> tuple[Address, int]:
     return ipaddress.IPv6Address(raw[8:24]), int(struct.unpack(">H", raw[2:4])[0])
 
 
-async def _dial(
-    loop: asyncio.AbstractEventLoop, addresses: list[Address], connection: Connection
-) -> socket.socket:
-    """The first that answers. Raises OSError."""
-    failure: OSError = OSError("no address")
-    for address in addresses:
-        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-        server = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            async with asyncio.timeout(DIAL_SECONDS):
-                await loop.sock_connect(server, (str(address), connection.port))
-            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.address = address
-            return server
-        except (OSError, TimeoutError) as error:
-            server.close()
-            failure = error if isinstance(error, OSError) else OSError("it does not answer")
-        except BaseException:
-            server.close()
-            raise
-    raise failure
-
-
-class _Relay:
-    """Both ways, until both have ended."""
-
-    def __init__(
-        self, client: socket.socket, server: socket.socket, connection: Connection, screen: Screen | None
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._client = client
-        self._server = server
-        self._connection = connection
-        self._screen = screen
-        self._answer: asyncio.Future[bytes] | None = None
-        """The first bytes that the server says to a request for another protocol."""
-
-    async def run(self, first: bytes) -> None:
-        """Raises OSError, Refused."""
-        ways = [asyncio.create_task(self._upwards(first)), asyncio.create_task(self._downwards())]
-        try:
-            done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_EXCEPTION)
-            for way in done:
-                way.result()
-        finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.wait(ways)
-
-    async def _upwards(self, passed: bytes) -> None:
-        screen = self._screen
-        while True:
-            await self._send(passed)
-            if screen is not None and screen.upgrading:
-                self._answer = self._loop.create_future()
-                accepted = (await self._answer).startswith(b"HTTP/1.1 101")
-                await self._send(screen.upgraded(accepted))
-                if screen.upgrading:
-                    raise Refused("several protocols at once")
-            data = await self._loop.sock_recv(self._client, BUFFER)
-            if not data:
-                self._server.shutdown(socket.SHUT_WR)
-                return
-            passed = data if screen is None else screen.feed(data)
-
-    async def _downwards(self) -> None:
-        said = b""
-        while data := await self._loop.sock_recv(self._server, BUFFER):
-            if self._answer is not None and not self._answer.done():
-                said += data[:12]
-                if len(said) >= 12:
-                    self._answer.set_result(said)
-                    said = b""
-            await self._loop.sock_sendall(self._client, data)
-            self._connection.received += len(data)
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(said)
-        self._client.shutdown(socket.SHUT_WR)
-
-    async def _send(self, data: bytes) -> None:
-        await self._loop.sock_sendall(self._server, data)
-        self._connection.sent += len(data)
+_resolvers = ThreadPoolExecutor(RESOLVERS, "skerry-resolve")
+"""Not the loop's own threads: a slow name would hold up everybody else who needs one."""
 
 
 async def resolve(name: str) -> list[Address]:
     """By the daemon's own resolver. Raises OSError; an empty list when there is no such name."""
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        found = await loop.run_in_executor(
+            _resolvers, lambda: socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        )
     except socket.gaierror as error:
         if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", -5)):
             return []

@@ -13,17 +13,20 @@ from skerry.egress.names import canonical
 
 HELLO_MAX = 16 << 10
 HEAD_MAX = 64 << 10
-_METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}[ \t]")
-_BEGINS_METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{0,32}")
-_NUMBER = re.compile(r"[0-9]{1,18}")
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]"
+_BEGINS_REQUEST = re.compile(_TOKEN + rb"{0,32}(?:$|[ \t])")
+_REQUEST = re.compile(rb"(" + _TOKEN + rb"{1,32}) ([!-~\x80-\xff]+) HTTP/1\.([01])")
+_FIELD = re.compile(rb"(" + _TOKEN + rb"+):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")
+_LENGTH = re.compile(r"[0-9]{1,18}")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
+_CHUNK_MAX = 1024
 
 
 class Refused(Exception):
     """What was said does not fit, or cannot be understood. The text is for people."""
 
-    http = False
-    """Whether the client speaks HTTP, and could be told."""
+    protocol = ""
+    """`http` or `tls`, in which the client could be told."""
 
 
 def looks_like_tls(data: bytes) -> bool:
@@ -31,13 +34,17 @@ def looks_like_tls(data: bytes) -> bool:
 
 
 def looks_like_http(data: bytes) -> bool | None:
-    """None: too little to tell. Servers skip empty lines before a request, and so do we."""
+    """None: too little to tell. Servers skip empty lines before a request, and so do we.
+
+    The first line tells: that of SSH and of many others begins like a request and does not end like one.
+    """
     data = data.lstrip(b"\r\n")
-    if not data:
-        return None
-    if _METHOD.match(data):
-        return True
-    return None if _BEGINS_METHOD.fullmatch(data) else False
+    line, newline, _ = data.partition(b"\n")
+    if newline:
+        return b"HTTP/" in line.upper()
+    if not _BEGINS_REQUEST.match(line) or b"\0" in line:
+        return False
+    return True if len(line) > HEAD_MAX else None
 
 
 def server_name(data: bytes) -> str | None:
@@ -76,6 +83,8 @@ def _name_in(hello: bytes) -> str:
         at += 1 + hello[at]  # session
         at += 2 + struct.unpack_from(">H", hello, at)[0]  # ciphers
         at += 1 + hello[at]  # compressions
+        if at == len(hello):
+            raise Refused("its greeting names no host")
         end = at + 2 + struct.unpack_from(">H", hello, at)[0]
         at += 2
         names: list[bytes] = []
@@ -115,13 +124,15 @@ class Screen:
         self._port = port
         self._held = b""
         self._guard: HttpGuard | None = None
-        self.decided = False
+        self._decided = False
 
     def feed(self, data: bytes) -> bytes:
         """What may be passed on of what the client says. Raises Refused."""
-        if not self.decided:
+        if not self._decided:
             self._held += data
             if not self._decide():
+                if len(self._held) > HEAD_MAX:
+                    raise Refused("it says nothing that can be understood")
                 return b""
             data, self._held = self._held, b""
         if self._guard is None:
@@ -129,7 +140,7 @@ class Screen:
         try:
             return self._guard.feed(data)
         except Refused as refused:
-            refused.http = True
+            refused.protocol = "http"
             raise
 
     @property
@@ -139,26 +150,32 @@ class Screen:
 
     def upgraded(self, accepted: bool) -> bytes:
         """What was held back. Raises Refused."""
-        assert self._guard is not None
-        held = self._guard.upgraded(accepted)
+        guard = self._guard
+        assert guard is not None
         if accepted:
             self._guard = None
-        return held
+            return guard.held
+        guard.upgrading = False
+        return self.feed(b"")
 
     def _decide(self) -> bool:
         if looks_like_tls(self._held):
-            asked = server_name(self._held)
-            if asked is not None and asked != self._name:
-                raise Refused(f"TLS for {asked}")
-            self.decided = asked is not None
-            return self.decided
+            try:
+                asked = server_name(self._held)
+                if asked is not None and asked != self._name:
+                    raise Refused(f"TLS for {asked}")
+            except Refused as refused:
+                refused.protocol = "tls"
+                raise
+            self._decided = asked is not None
+            return self._decided
         http = looks_like_http(self._held)
         if http:
             self._guard = HttpGuard(self._name, self._port)
         elif http is False and self._port in WEB:
             raise Refused("neither TLS nor HTTP")
-        self.decided = http is not None
-        return self.decided
+        self._decided = http is not None
+        return self._decided
 
 
 class HttpGuard:
@@ -167,89 +184,108 @@ class HttpGuard:
     def __init__(self, name: str, port: int) -> None:
         self._name = name
         self._port = port
-        self._head = b""
+        self.held = b""
+        """What has come, and could not be passed on yet."""
         self._left = 0
         """Bytes of a body, or of a chunk with its end, that are still to come."""
+        self._end_of_chunk = False
+        """After those come the two bytes that end a chunk."""
         self._chunked = False
         self._trailers = False
+        self._first = True
         self.upgrading = False
-        """The client asks for another protocol: hold back what follows until the server has answered."""
+        """The first request asks for a websocket: what follows is held back until it is known who will read it.
+
+        Whatever else is asked for, what follows must be requests still.
+        """
 
     def feed(self, data: bytes) -> bytes:
         """Raises Refused."""
+        data = self.held + data if self.held else data
         out: list[bytes] = []
-        self._head += data
-        while self._head and not self.upgrading:
+        at = 0
+        while at < len(data) and not self.upgrading:
             if self._left:
-                out.append(self._head[: self._left])
-                taken = len(out[-1])
+                step = min(self._left, len(data) - at)
+                self._left -= step
+            elif self._end_of_chunk:
+                step = self._after_chunk(data, at)
+            elif self._trailers:
+                step = self._trailer(data, at)
             elif self._chunked:
-                piece = self._next_chunk()
-                if piece is None:
-                    break
-                out.append(piece)
-                taken = len(piece)
+                step = self._chunk(data, at)
             else:
-                blank = len(self._head) - len(self._head.lstrip(b"\r\n"))
-                end = self._head.find(b"\r\n\r\n", blank)
-                if end < 0:
-                    if len(self._head) > HEAD_MAX:
-                        raise Refused("the head of a request is too long")
-                    break
-                self._read(self._head[blank:end])
-                out.append(self._head[blank : end + 4])
-                self._head = self._head[end + 4 :]
-                continue
-            self._left = max(0, self._left - taken)
-            self._head = self._head[taken:]
+                while at < len(data) and data[at] in b"\r\n":
+                    at += 1
+                step = self._head(data, at)
+            if not step:
+                break
+            out.append(data[at : at + step])
+            at += step
+        self.held = data[at:]
         return b"".join(out)
 
-    def upgraded(self, accepted: bool) -> bytes:
-        """What was held back, once the server has answered. Raises Refused."""
-        self.upgrading = False
-        if accepted:
-            held, self._head = self._head, b""
-            return held
-        return self.feed(b"")
+    def _head(self, data: bytes, at: int) -> int:
+        end = data.find(b"\r\n\r\n", at)
+        until = len(data) if end < 0 else end
+        if until - at > HEAD_MAX:
+            raise Refused("the head of a request is too long")
+        if data.count(b"\n", at, until) != data.count(b"\r\n", at, until):
+            raise Refused("a request is broken")
+        if end < 0:
+            return 0
+        self._read(data[at:end])
+        return end + 4 - at
 
-    def _next_chunk(self) -> bytes | None:
-        if self._trailers:
-            end = self._head.find(b"\r\n")
-            if end < 0:
-                if len(self._head) > HEAD_MAX:
-                    raise Refused("the end of a request is too long")
-                return None
-            self._chunked = self._trailers = end != 0
-            return self._head[: end + 2]
-        found = _CHUNK.match(self._head)
+    def _chunk(self, data: bytes, at: int) -> int:
+        found = _CHUNK.match(data, at, at + _CHUNK_MAX)
         if found is None:
-            if len(self._head) > 1024 or b"\n" in self._head:
+            if len(data) - at >= _CHUNK_MAX or b"\n" in data[at:]:
                 raise Refused("a chunk of a request is broken")
-            return None
-        size = int(found[1], 16)
-        self._trailers = size == 0
-        self._left = len(found[0]) + (size + 2 if size else 0)
-        return found[0] if not size else b""
+            return 0
+        self._left = int(found[1], 16)
+        self._trailers = not self._left
+        self._end_of_chunk = not self._trailers
+        return found.end() - at
+
+    def _after_chunk(self, data: bytes, at: int) -> int:
+        if not b"\r\n".startswith(data[at : at + 2]):
+            raise Refused("a chunk of a request is broken")
+        if len(data) - at < 2:
+            return 0
+        self._end_of_chunk = False
+        return 2
+
+    def _trailer(self, data: bytes, at: int) -> int:
+        end = data.find(b"\r\n", at)
+        line = data[at : at + HEAD_MAX + 1] if end < 0 else data[at:end]
+        if len(line) > HEAD_MAX or b"\n" in line:
+            raise Refused("the end of a request is broken")
+        if end < 0:
+            return 0
+        self._chunked = self._trailers = bool(line)
+        return end + 2 - at
 
     def _read(self, head: bytes) -> None:
-        lines = head.decode("latin-1").split("\r\n")
-        if any("\n" in line or "\r" in line or "\0" in line for line in lines):
-            raise Refused("a request is broken")
-        words = lines[0].split(" ")
-        if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0"):
+        first, *lines = head.split(b"\r\n")
+        request = _REQUEST.fullmatch(first)
+        if request is None:
             raise Refused("it is no HTTP/1.1")
-        fields: dict[str, list[str]] = {}
-        for line in lines[1:]:
-            name, colon, value = line.partition(":")
-            if not colon or not name or name != name.strip() or " " in name or "\t" in name:
+        fields: dict[bytes, list[str]] = {}
+        for line in lines:
+            field = _FIELD.fullmatch(line)
+            if field is None:
                 raise Refused("a request is broken")
-            fields.setdefault(name.lower(), []).append(value.strip(" \t"))
-        self._check_target(words[0], words[1], fields.get("host", []))
-        self._frame(fields)
-        self.upgrading = "upgrade" in fields
+            fields.setdefault(field[1].lower(), []).append(field[2].decode("latin-1"))
+        self._check_target(request[1], request[2].decode("latin-1"), fields.get(b"host", []))
+        self._frame(fields, old=request[3] == b"0")
+        asked = [each.lower() for each in fields.get(b"upgrade", [])]
+        bare = not self._left and not self._chunked
+        self.upgrading = self._first and bare and asked == ["websocket"]
+        self._first = False
 
-    def _check_target(self, method: str, target: str, hosts: list[str]) -> None:
-        if method == "CONNECT":
+    def _check_target(self, method: bytes, target: str, hosts: list[str]) -> None:
+        if method.upper() == b"CONNECT":
             raise Refused("a tunnel inside a connection")
         if len(hosts) != 1:
             raise Refused("a request must have one Host")
@@ -260,21 +296,19 @@ class HttpGuard:
                 raise Refused("a request is broken")
             named.append(re.split("[/?#]", rest, maxsplit=1)[0])
         for authority in named:
-            host, colon, port = authority.rpartition(":")
-            if not colon:
-                host, port = authority, "80"
-            if canonical(host) != self._name or port != str(self._port):
+            host, colon, port = authority.partition(":")
+            if canonical(host) != self._name or (colon and port != str(self._port)):
                 raise Refused(f"a request for {authority[:100]!r}")
 
-    def _frame(self, fields: dict[str, list[str]]) -> None:
-        lengths, codings = fields.get("content-length", []), fields.get("transfer-encoding", [])
+    def _frame(self, fields: dict[bytes, list[str]], *, old: bool) -> None:
+        lengths, codings = fields.get(b"content-length", []), fields.get(b"transfer-encoding", [])
         if (lengths and codings) or len(lengths) > 1 or len(codings) > 1:
             raise Refused("a request has two lengths")
         if codings:
-            if codings[0].lower() != "chunked":
+            if old or codings[0].lower() != "chunked":
                 raise Refused("a request has an unknown length")
             self._chunked = True
         elif lengths:
-            if not _NUMBER.fullmatch(lengths[0]):
+            if not _LENGTH.fullmatch(lengths[0]):
                 raise Refused("a request has an unknown length")
             self._left = int(lengths[0])

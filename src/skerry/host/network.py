@@ -62,8 +62,8 @@ def catch_all(helper: Helper, namespaces: Namespaces) -> Sockets:
             pid = spawn(helper, "network", [other.fileno()])
         try:
             return _prepare(control, namespaces)
-        except TimeoutError:
-            raise IsolationUnavailable("the network did not get ready") from None
+        except OSError as error:  # it does not answer, or is gone
+            raise IsolationUnavailable(f"the network did not get ready: {error}") from error
         finally:
             control.close()
             os.waitpid(pid, 0)
@@ -108,7 +108,7 @@ def _ask(
 ) -> int:
     """The descriptor in the answer, or -1. Raises IsolationUnavailable."""
     socket.send_fds(control, [request + struct.pack("<I", number) + data], [] if fd < 0 else [fd])
-    answer, fds, _, _ = socket.recv_fds(control, 4, 1)
+    answer, fds, _, _ = socket.recv_fds(control, 4, 1, socket.MSG_CMSG_CLOEXEC)
     code = struct.unpack("<I", answer)[0] if len(answer) == 4 else 5
     if code:
         raise IsolationUnavailable(
