@@ -20,7 +20,7 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from skerry.daemon import doors
-from skerry.daemon.connections import Patience
+from skerry.daemon.connections import HEAD_MAX, Patience
 from skerry.daemon.doors import Door, TcpDoor, UnixDoor
 from skerry.daemon.listening import open_doors
 from skerry.daemon.peers import CUT, cut_of, peer_of
@@ -286,6 +286,54 @@ async def test_a_body_that_nobody_waits_for(kind: str) -> None:
         dripping = asyncio.create_task(drip(writer))
         await ended(reader)
         await dripping
+        await close(writer)
+
+
+@each_door
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"GET / HTTP/1.1\r\nx: ",
+        b"GET /",
+        b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nx: ",
+    ],
+    ids=["header", "path", "trailer"],
+)
+@in_loop
+async def test_a_head_has_an_end(kind: str, begin: bytes) -> None:
+    async with house(kind) as there:
+        reader, writer = await there.say(begin)
+        with suppress(ConnectionError):
+            for _ in range(100):
+                writer.write(b"x" * 16384)
+                await writer.drain()
+                await asyncio.sleep(0)
+        assert b"too_slow" not in await ended(reader)
+        await close(writer)
+
+
+@each_door
+@in_loop
+async def test_how_long_a_head_may_be(kind: str) -> None:
+    async with house(kind) as there:
+        fits = "x" * (HEAD_MAX - 100)
+        assert (await there.ask("/", f"host: localhost\r\nx: {fits}\r\n"))[0] == 200
+        begin = b"GET / HTTP/1.1\r\nx: "
+        reader, writer = await there.say(begin + b"x" * (HEAD_MAX + 1 - len(begin)))
+        assert b'"code":"limit_reached"' in await ended(reader)
+        await close(writer)
+
+
+@each_door
+@in_loop
+async def test_no_websocket_while_a_request_is_under_way(kind: str) -> None:
+    """Nobody would tell that one when the connection ends."""
+    async with house(kind) as there:
+        stream = "POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\nx"
+        reader, writer = await there.say(f"{stream}GET / HTTP/1.1\r\nhost: localhost\r\n{UPGRADE}\r\n")
+        assert (await response(reader))[0] == 200
+        assert (await response(reader))[1]["code"] == "invalid_request"
+        assert await ended(reader) == b""
         await close(writer)
 
 

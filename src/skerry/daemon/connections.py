@@ -17,7 +17,10 @@ from uvicorn.server import ServerState
 from skerry.daemon.http.answers import problem
 from skerry.daemon.http.attach import LOST
 from skerry.daemon.peers import CUT, PEER, Peer
-from skerry.errors import InvalidRequest, SkerryError, TooSlow
+from skerry.errors import InvalidRequest, LimitReached, SkerryError, TooSlow
+
+HEAD_MAX = 64 << 10
+"""Bytes of the head of a request, and of the trailers behind its body."""
 
 log = structlog.get_logger(component="daemon")
 
@@ -65,6 +68,8 @@ class Http(HttpToolsProtocol):
         self._late: TimerHandle | None = None
         """Ends what takes too long: a head, or a body."""
         self._heard = 0.0
+        self._unread = 0
+        """Bytes since the last head or piece of a body: the parser keeps all of them."""
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(cast(Transport, transport))
@@ -83,7 +88,10 @@ class Http(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard = self.loop.time()
+        self._unread += len(data)
         super().data_received(data)
+        if self._unread > HEAD_MAX and not self.transport.is_closing():
+            self._give_up(LimitReached(f"the head of a request is larger than {HEAD_MAX} bytes"))
         if self._late is not None or self not in self.connections or self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete:
@@ -93,12 +101,18 @@ class Http(HttpToolsProtocol):
             self._expect_body(self._patience.body)
 
     def on_headers_complete(self) -> None:
+        self._unread = 0
         self._stop_waiting()
         try:
             self._porter.check(cast(Scope, self.scope))
+            self._check_upgrade()
         except SkerryError as error:
             self._refuse(error)
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unread = 0
+        super().on_body(body)
 
     def timeout_keep_alive_handler(self) -> None:
         """Not `close`: that would wait until everything is sent, to somebody who may not read it."""
@@ -107,6 +121,12 @@ class Http(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP is answered as every other mistake."""
         self._say(InvalidRequest(msg))
+
+    def _check_upgrade(self) -> None:
+        """Raises InvalidRequest. A request that is under way would never be told that the WebSocket was lost."""
+        under_way = self.cycle is not None and not self.cycle.response_complete
+        if under_way and self.parser.should_upgrade():
+            raise InvalidRequest("a connection becomes a WebSocket between two requests")
 
     def _refuse(self, error: SkerryError) -> None:
         """Answer everything with this error. The first answer is also the last."""
@@ -139,10 +159,14 @@ class Http(HttpToolsProtocol):
 
     def _too_slow(self, what: str) -> None:
         self._late = None
+        self._give_up(TooSlow(f"{what} took too long"))
+
+    def _give_up(self, error: SkerryError) -> None:
+        """Say why, unless that would be taken for a part of an answer."""
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.transport.abort()
         else:
-            self._say(TooSlow(f"{what} took too long"))
+            self._say(error)
 
     def _say(self, error: SkerryError) -> None:
         """Answer without the application, and close."""
