@@ -34,6 +34,12 @@ SHUTDOWN_SECONDS = 5.0
 log = structlog.get_logger(component="daemon")
 
 
+def crowd() -> int:
+    """How many connections a door has at once, unless it is told otherwise."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(CROWD, files // 4)
+
+
 class Door:
     """One listening socket, and who may come in there. `most` connections at once are served."""
 
@@ -41,8 +47,7 @@ class Door:
 
     def __init__(self, sock: socket.socket, most: int | None = None) -> None:
         self.sock = sock
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.most = most or min(CROWD, files // 4)
+        self.most = most or crowd()
 
     def greet(self, transport: Transport) -> Peer:
         raise NotImplementedError
