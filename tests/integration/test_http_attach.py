@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, unix_connect
 
 from tests.integration.daemon import Daemon
@@ -119,9 +119,10 @@ def test_a_wrong_opening(daemon: Daemon, environment: str, opening: dict[str, An
 
 
 def test_an_unknown_environment(daemon: Daemon) -> None:
-    with attached(daemon, "nothing", argv=["true"]) as websocket:
-        _, _, event = until_end(websocket)
-    assert event["error"]["code"] == "environment_not_found"
+    with pytest.raises(InvalidStatus) as caught, attached(daemon, "nothing", argv=["true"]):
+        pass
+    assert caught.value.response.status_code == 404
+    assert json.loads(caught.value.response.body)["code"] == "environment_not_found"
 
 
 def test_a_wrong_message_is_answered_and_changes_nothing(daemon: Daemon, environment: str) -> None:

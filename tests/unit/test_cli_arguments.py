@@ -347,6 +347,8 @@ def test_version_does_not_start_a_daemon(home: Path, capsys: pytest.CaptureFixtu
         (["run", "-i", "--image"], "", {"dev"}),
         (["image", "rm"], "", {"dev"}),
         (["image", "build"], "", {"tiny"}),
+        (["--context"], "", {"default"}),
+        (["--context", "x", "--tenant", "y", "image"], "", {"ls", "build"}),
         (["completion"], "", {"bash", "zsh", "fish"}),
     ],
 )

@@ -66,9 +66,9 @@ def candidates(before: list[str], current: str) -> list[str]:
     from skerry.cli import VERBS, load
 
     visible = [name for name, (_, words) in VERBS.items() if words]
-    if before[:1] == ["--context"]:
+    while before and before[0] in ("--context", "--tenant"):
         if len(before) == 1:
-            return _named("context")
+            return _named("context") if before[0] == "--context" else []
         before = before[2:]
     if not before:
         return list(dict.fromkeys(name.split()[0] for name in visible))

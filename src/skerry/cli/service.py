@@ -52,6 +52,7 @@ def _serve_arguments(parser: Parser) -> None:
         repeated=True,
         help="serve others too, who need tokens (default: $SKERRY_LISTEN); port 0 for any",
     )
+    option("--grpc", takes="HOST:PORT", help="serve gRPC there, with tokens (default: $SKERRY_GRPC)")
     option("--tls-cert", takes="FILE", help="certificate, with those between it and its CA; in PEM form")
     option("--tls-key", takes="FILE", help="the key of the certificate, without a password")
     option("--host-name", takes="NAME", repeated=True, help="a name that clients know this machine by")
@@ -60,10 +61,9 @@ def _serve_arguments(parser: Parser) -> None:
 def _serve(args: SimpleNamespace) -> int:
     options = [f"--listen={place}" for place in args.listen]
     options += [f"--host-name={name}" for name in args.host_name]
-    if args.tls_cert:
-        options.append(f"--tls-cert={args.tls_cert}")
-    if args.tls_key:
-        options.append(f"--tls-key={args.tls_key}")
+    for name in ("grpc", "tls_cert", "tls_key"):
+        if value := getattr(args, name):
+            options.append(f"--{name.replace('_', '-')}={value}")
     return _become("skerry.daemon", "--foreground", *options)
 
 

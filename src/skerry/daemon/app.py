@@ -16,6 +16,7 @@ from skerry.backends.base import Backend
 from skerry.backends.fake import FakeBackend
 from skerry.backends.namespace import NamespaceBackend
 from skerry.backends.registry import Registry
+from skerry.daemon import logs
 from skerry.daemon.auth import Gate
 from skerry.daemon.doors import Door, UnixDoor
 from skerry.daemon.http import table
@@ -94,7 +95,7 @@ async def serve(
     loop.add_signal_handler(signal.SIGINT, stopping.set)
     serving = asyncio.create_task(server.serve())
     idling = asyncio.create_task(_idle(server, manager, idle_exit, stopping.set)) if idle_exit else None
-    sweeping = asyncio.create_task(_sweep(manager))
+    sweeping = asyncio.create_task(_sweep(home, manager))
     guarding = asyncio.create_task(gate.watch())
     waiting = asyncio.create_task(stopping.wait())
     try:
@@ -134,12 +135,13 @@ def _grpc_server(
     return GrpcServer(api, table.OPERATIONS, engine.readiness.check, addresses, tls)
 
 
-async def _sweep(manager: EnvironmentManager) -> None:
+async def _sweep(home: Home, manager: EnvironmentManager) -> None:
     while True:
         await asyncio.sleep(SWEEP_EVERY)
         try:
             await manager.reconcile()
-        except SkerryError as error:
+            logs.turn_over(home.log)
+        except (SkerryError, OSError) as error:
             log.error("sweep failed", error=str(error))
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from asyncio import AbstractEventLoop, BaseTransport, TimerHandle, Transport
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import structlog
 import uvicorn
@@ -20,7 +21,7 @@ from skerry.daemon.peers import CUT, PEER, Peer
 from skerry.errors import InvalidRequest, LimitReached, SkerryError, TooSlow
 
 HEAD_MAX = 64 << 10
-"""Bytes of the head of a request, and of the trailers behind its body."""
+"""Bytes of a request that the parser keeps before it hands something on: a head, or what follows a chunked body."""
 
 log = structlog.get_logger(component="daemon")
 
@@ -40,12 +41,14 @@ class Patience:
     """Without an acknowledgement, by the other machine, of anything."""
 
 
-class Porter(Protocol):
+class Porter(ABC):
     """Decides who comes in."""
 
+    @abstractmethod
     def greet(self, transport: Transport) -> Peer:
         """Who this is. Raises the SkerryError that all its requests are answered with."""
 
+    @abstractmethod
     def check(self, scope: Scope) -> None:
         """Look at the head of a request. Raises the SkerryError that it is answered with."""
 
@@ -68,8 +71,8 @@ class Http(HttpToolsProtocol):
         self._late: TimerHandle | None = None
         """Ends what takes too long: a head, or a body."""
         self._heard = 0.0
-        self._unread = 0
-        """Bytes since the last head or piece of a body: the parser keeps all of them."""
+        self._kept = 0
+        """Bytes since the parser last handed something on."""
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(cast(Transport, transport))
@@ -88,10 +91,10 @@ class Http(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard = self.loop.time()
-        self._unread += len(data)
+        self._kept += len(data)
         super().data_received(data)
-        if self._unread > HEAD_MAX and not self.transport.is_closing():
-            self._give_up(LimitReached(f"the head of a request is larger than {HEAD_MAX} bytes"))
+        if self._kept > HEAD_MAX:
+            self._fail(LimitReached(f"the head of a request is larger than {HEAD_MAX} bytes"))
         if self._late is not None or self not in self.connections or self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete:
@@ -100,8 +103,12 @@ class Http(HttpToolsProtocol):
         elif self.cycle.more_body:
             self._expect_body(self._patience.body)
 
+    def on_body(self, body: bytes) -> None:
+        self._kept = 0
+        super().on_body(body)
+
     def on_headers_complete(self) -> None:
-        self._unread = 0
+        self._kept = 0
         self._stop_waiting()
         try:
             self._porter.check(cast(Scope, self.scope))
@@ -109,10 +116,6 @@ class Http(HttpToolsProtocol):
         except SkerryError as error:
             self._refuse(error)
         super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        self._unread = 0
-        super().on_body(body)
 
     def timeout_keep_alive_handler(self) -> None:
         """Not `close`: that would wait until everything is sent, to somebody who may not read it."""
@@ -159,10 +162,10 @@ class Http(HttpToolsProtocol):
 
     def _too_slow(self, what: str) -> None:
         self._late = None
-        self._give_up(TooSlow(f"{what} took too long"))
+        self._fail(TooSlow(f"{what} took too long"))
 
-    def _give_up(self, error: SkerryError) -> None:
-        """Say why, unless that would be taken for a part of an answer."""
+    def _fail(self, error: SkerryError) -> None:
+        """End the connection for this, and say so if nothing else is being said."""
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.transport.abort()
         else:
@@ -189,6 +192,12 @@ class _Refusal:
 
 class WebSocket(WebSocketsSansIOProtocol):
     """What an Http became. Tells the application when it is lost, even while nobody reads from it."""
+
+    def handle_ping(self) -> None:
+        """Answered only while the answers are read: else they would pile up here."""
+        answer = b"".join(self.conn.data_to_send())
+        if self.writable.is_set():
+            self.transport.write(answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

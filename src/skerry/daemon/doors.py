@@ -12,6 +12,7 @@ import resource
 import socket
 import ssl
 import struct
+from abc import abstractmethod
 from asyncio import Transport
 from collections.abc import Callable, Iterable
 
@@ -40,24 +41,18 @@ def crowd() -> int:
     return min(CROWD, files // 4)
 
 
-class Door:
+class Door(Porter):
     """One listening socket, and who may come in there. `most` connections at once are served."""
 
     tls: ssl.SSLContext | None = None
 
-    def __init__(self, sock: socket.socket, most: int | None = None) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.most = most or crowd()
+        self.most = crowd()
 
-    def greet(self, transport: Transport) -> Peer:
-        raise NotImplementedError
-
-    def check(self, scope: Scope) -> None:
-        raise NotImplementedError
-
+    @abstractmethod
     def silence(self, transport: Transport) -> float:
         """Seconds since anything was heard of the machine at the other end."""
-        raise NotImplementedError
 
 
 class UnixDoor(Door):
@@ -81,10 +76,8 @@ class UnixDoor(Door):
 class TcpDoor(Door):
     """Open to everybody, but nobody is trusted: not even on loopback, where any user of the machine can be."""
 
-    def __init__(
-        self, sock: socket.socket, names: Iterable[str], tls: ssl.SSLContext | None, most: int | None = None
-    ) -> None:
-        super().__init__(sock, most)
+    def __init__(self, sock: socket.socket, names: Iterable[str], tls: ssl.SSLContext | None) -> None:
+        super().__init__(sock)
         self.tls = tls
         self._names = frozenset(name.lower() for name in names)
 
@@ -172,7 +165,7 @@ class Listener:
         try:
             await self._loop.connect_accepted_socket(lambda: http, sock, ssl=self._door.tls, **limits)
         except OSError as error:  # no TLS, too slow, or gone again
-            log.info("connection failed", error=str(error))
+            log.debug("connection failed", error=str(error))
             sock.close()
             return
         except BaseException:
@@ -192,7 +185,7 @@ class Listener:
                         transport.abort()
 
 
-class _Full:
+class _Full(Porter):
     """Tells everybody to come back later."""
 
     def greet(self, transport: Transport) -> Peer:

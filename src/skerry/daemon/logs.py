@@ -14,6 +14,8 @@ from typing import TextIO, cast
 
 import structlog
 
+LARGE = 64 << 20
+
 
 class _Stderr(io.TextIOBase):
     """What cannot be written is lost: a daemon whose disk is full must still be able to delete."""
@@ -50,6 +52,23 @@ def configure() -> None:
     logging.captureWarnings(True)
     # Without an exception it speaks of what clients send, of which everybody can send a lot.
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.exc_info is not None)
+
+
+def turn_over(path: str) -> None:
+    """Begin a new file when stderr is this one and has become large; the one before is kept as `.1`.
+
+    Raises OSError.
+    """
+    mine = os.fstat(2)
+    if mine.st_size < LARGE:
+        return
+    there = os.stat(path)
+    if (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino):
+        return
+    os.replace(path, f"{path}.1")
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    os.dup2(fd, 2, inheritable=True)
+    os.close(fd)
 
 
 def _add_component(
