@@ -133,7 +133,9 @@ async def world(
         made.arrived.append((host, port))
         with contextlib.suppress(OSError):
             heard = await reader.read(65536)
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok" if heard else b"")
+            writer.write(
+                b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok" if heard else b""
+            )
             await writer.drain()
         writer.close()
 

@@ -117,6 +117,7 @@ class NamespaceBackend:
             hit("create.kept")
             blank.cgroup.apply(policy.limits)
             blank.directory.note({"workspace": kind, "shared": root.shared})
+            hit("create.noted")
             await blank.launch.done()
             shared = [*root.shared, *(why for step, why in blank.launch.weaker if step == "own")]
             if shared != root.shared:

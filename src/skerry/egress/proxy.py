@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
+from typing import Any, cast
 
 from skerry.egress import dns
 from skerry.egress.addresses import Address
@@ -41,6 +42,7 @@ BUFFER = 128 << 10
 _ORIGINAL_DESTINATION = 80
 
 Resolve = Callable[[str], Awaitable[list[Address]]]
+Sender = tuple[str | Any, int]
 
 
 @dataclass(slots=True)
@@ -80,6 +82,19 @@ class Witness:
     def denied(self, denial: Denial) -> None: ...
 
 
+class _Questions(asyncio.DatagramProtocol):
+    """Passes on what comes."""
+
+    def __init__(self, asked: Callable[[asyncio.DatagramTransport, bytes, Sender], None]) -> None:
+        self._asked = asked
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: Sender) -> None:
+        self._asked(self._transport, data, addr)
+
+
 class Proxy:
     """Of one environment. `rules` may be replaced at any time by `change()`."""
 
@@ -103,7 +118,7 @@ class Proxy:
         self._resolved: dict[str, tuple[float, list[Address]]] = {}
         self._queries = 0
         self._tasks = {asyncio.create_task(self._accept(listener)) for listener in tcp}
-        self._tasks |= {asyncio.create_task(self._answer(asked)) for asked in udp}
+        self._tasks |= {asyncio.create_task(self._listen(asked)) for asked in udp}
 
     def change(self, rules: Rules) -> None:
         """From now on these count, also for connections that are open."""
@@ -131,26 +146,31 @@ class Proxy:
 
     # ---- names ----
 
-    async def _answer(self, asked: socket.socket) -> None:
+    async def _listen(self, asked: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            packet, sender = await loop.sock_recvfrom(asked, 4096)
-            question = dns.parse(packet)
-            if question is None or self._queries >= QUERIES_MAX:
-                continue
-            task = asyncio.create_task(self._answer_one(asked, sender, question))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        transport, _ = await loop.create_datagram_endpoint(lambda: _Questions(self._asked), sock=asked)
+        try:
+            await loop.create_future()
+        finally:
+            transport.close()
 
-    async def _answer_one(self, asked: socket.socket, sender: object, question: dns.Question) -> None:
+    def _asked(self, transport: asyncio.DatagramTransport, packet: bytes, sender: Sender) -> None:
+        question = dns.parse(packet)
+        if question is None or self._queries >= QUERIES_MAX:
+            return
+        task = asyncio.create_task(self._answer(transport, sender, question))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(
+        self, transport: asyncio.DatagramTransport, sender: Sender, question: dns.Question
+    ) -> None:
         self._queries += 1
         try:
             code, address, reason = await self._look_up(question)
         finally:
             self._queries -= 1
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):
-            await loop.sock_sendto(asked, dns.answer(question, code, address, reason), sender)  # type: ignore[arg-type]
+        transport.sendto(dns.answer(question, code, address, reason), sender)
 
     async def _look_up(self, question: dns.Question) -> tuple[int, IPv4Address | None, str]:
         name = canonical(question.name)
@@ -158,7 +178,7 @@ class Proxy:
             return dns.NO_SUCH_NAME, None, ""
         if reason := self.rules.why_not_name(name, None):
             self._deny(name, 0, reason)
-            return dns.REFUSED, None, self._words(reason, name)
+            return dns.NO_SUCH_NAME, None, self._words(reason, name)
         try:
             if not await self._addresses(name):
                 return dns.NO_SUCH_NAME, None, ""

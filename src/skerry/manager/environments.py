@@ -45,7 +45,7 @@ from skerry.manager.audit import CANCELED, Act, Subject, note
 from skerry.manager.caller import Caller
 from skerry.manager.commands import base_variables, check_variables
 from skerry.manager.executions import Executions
-from skerry.manager.network import NOTHING, Network, changed
+from skerry.manager.network import NOTHING, Network, with_network, with_rules
 from skerry.manager.reaper import Clock, Lease, Reaper
 from skerry.manager.records import NOT_STARTED, Key, Records, boot_id, policy_of, since_boot
 from skerry.models import Enforcement, EnvironmentInfo, Outcome, State, Usage
@@ -164,6 +164,8 @@ class EnvironmentManager:
         self._ranges = ranges
         self._reaper = Reaper(self._clock, self._expired)
         self._live: dict[str, Environment] = {}
+        self._spared: set[str] = set()
+        """What nobody could make sense of, and no sweep may remove."""
         self._names: dict[tuple[str, str], Environment] = {}
         """By tenant and name."""
         self._ended: dict[str, Environment] = {}
@@ -189,7 +191,7 @@ class EnvironmentManager:
                 ago = max(0.0, time.time() - (record.ended_at or 0.0))
                 environment.ended_at = self._clock.time() - ago
                 self._ended[environment.id] = environment
-        await asyncio.gather(*map(self._recover, records))
+        await asyncio.gather(*map(self._recover_or_spare, records))
         hit("recover.done")
 
     async def reconcile(self) -> None:
@@ -197,7 +199,7 @@ class EnvironmentManager:
 
         Raises PlatformError.
         """
-        await self._remove_all_but(self._live)
+        await self._remove_all_but(self._live.keys() | self._spared)
         await self._write_ends()
 
     async def _remove_all_but(self, known: Container[str]) -> None:
@@ -207,10 +209,22 @@ class EnvironmentManager:
                     log.warning("sweep", environment=environment_id, backend=backend.name)
                     await backend.stop(environment_id)
 
+    async def _recover_or_spare(self, record: EnvironmentRecord) -> None:
+        """One that cannot be understood keeps nobody else from being taken over, and stays as it is."""
+        try:
+            await self._recover(record)
+        except SkerryError:
+            raise
+        except Exception:
+            log.exception("it is left alone", environment=record.id)
+            self._live.pop(record.id, None)
+            self._spared.add(record.id)
+
     async def _recover(self, record: EnvironmentRecord) -> None:
         backend = self._registry.find(record.backend)
         if backend is None:
             log.error("its backend is not served", environment=record.id, backend=record.backend)
+            self._spared.add(record.id)
             return
         environment = self._remembered(record, backend)
         self._live[environment.id] = environment
@@ -255,7 +269,7 @@ class EnvironmentManager:
             environment.network = await self._open_network(environment, environment.policy)
         except SkerryError as error:
             log.error("its network is lost", environment=environment.id, error=str(error))
-            environment.policy = changed(environment.policy, "none", (), ())
+            environment.policy = with_network(environment.policy, "none", ())
 
     async def _finish_audit(self, environment: Environment, kept: Container[str]) -> None:
         """Give a result to what an earlier daemon has begun, but for executions that may still run."""
@@ -511,22 +525,24 @@ class EnvironmentManager:
         return [proxied if row.name == "network" else row for row in rows]
 
     async def set_network(
-        self,
-        caller: Caller,
-        ref: str,
-        network: str | None,
-        *,
-        add: Collection[str] = (),
-        remove: Collection[str] = (),
-    ) -> Environment:
-        """Change what it may reach: to another kind, or by rules of its allowlist. It counts from now on, also for
-        connections that are open.
+        self, caller: Caller, ref: str, network: str, allow: Collection[str] | None
+    ) -> None:
+        """Another kind of network, with these rules, or with those that it has. See `change_network`."""
+        await self._change_network(caller, ref, lambda policy: with_network(policy, network, allow))
+
+    async def change_network(
+        self, caller: Caller, ref: str, *, add: Collection[str] = (), remove: Collection[str] = ()
+    ) -> None:
+        """Other rules of its allowlist. They count from now on, also for connections that are open.
 
         Raises InvalidRequest, IsolationUnavailable, StoreUnavailable, and what `running()` does.
         """
+        await self._change_network(caller, ref, lambda policy: with_rules(policy, add, remove))
+
+    async def _change_network(self, caller: Caller, ref: str, change: Callable[[Policy], Policy]) -> None:
         environment, executions = self.running(caller, ref)
         async with environment.changing:
-            policy = changed(environment.policy, network, add, remove)
+            policy = change(environment.policy)
             rules = self._rules(policy)
             told = {"network": policy.network, "allow": list(policy.allow)}
             async with executions.act(caller, "network.set", told):
@@ -536,7 +552,6 @@ class EnvironmentManager:
                     environment.network = await self._open_network(environment, policy)
                 environment.policy = policy
                 await self._records.changed(environment, State.RUNNING)
-        return environment
 
     def network(self, caller: Caller, ref: str) -> dict[str, Any]:
         """What it may reach, what it has sent and received, and what it was refused."""

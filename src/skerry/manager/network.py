@@ -50,19 +50,27 @@ class Network:
 NOTHING: dict[str, Any] = {"connections": 0, "sent_bytes": 0, "received_bytes": 0, "denials": []}
 
 
-def changed(policy: Policy, network: str | None, add: Collection[str], remove: Collection[str]) -> Policy:
-    """The policy with another kind of network, or other rules. Raises InvalidRequest."""
-    kind = policy.network if network is None else network
-    kept = policy.allow if kind == "allowlist" else ()
-    unknown = sorted(set(remove) - set(kept))
+def with_network(policy: Policy, network: str, allow: Collection[str] | None) -> Policy:
+    """Another kind of network; None: with the rules that there are. Raises InvalidRequest."""
+    kept = policy.allow if allow is None and network == "allowlist" else tuple(dict.fromkeys(allow or ()))
+    return replace(policy, network=network, allow=kept)
+
+
+def with_rules(policy: Policy, add: Collection[str], remove: Collection[str]) -> Policy:
+    """Other rules of an allowlist, which one without a network gets. Raises InvalidRequest."""
+    if policy.network == "public":
+        raise InvalidRequest(
+            "every public address is allowed already, and single ones cannot be taken away",
+            hint="set the network to 'allowlist' first",
+        )
+    unknown = [rule for rule in remove if rule not in policy.allow]
     if unknown:
         raise InvalidRequest(
-            f"{unknown[0]!r} is not in the allowlist", hint=f"in it: {', '.join(kept) or 'nothing'}"
+            f"{unknown[0]!r} is not in the allowlist", hint=f"in it: {', '.join(policy.allow) or 'nothing'}"
         )
-    if add and kind == "none" and network is None:
-        kind = "allowlist"
-    allow = dict.fromkeys((*(rule for rule in kept if rule not in remove), *add))
-    return replace(policy, network=kind, allow=tuple(allow))
+    kept = [rule for rule in policy.allow if rule not in remove]
+    kind = "allowlist" if add else policy.network
+    return replace(policy, network=kind, allow=tuple(dict.fromkeys((*kept, *add))))
 
 
 class _Audited(Witness):
