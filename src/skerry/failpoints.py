@@ -19,6 +19,7 @@ POINTS = {
     "create.taken": "its backend has begun: a directory, with namespaces also cgroups and a process",
     "create.sent": "the helper has all its steps",
     "create.kept": "the helper was told to stay without us, and may not be done",
+    "create.noted": "all that the next daemon must know of it is written down, and the helper may not be done",
     "create.started": "its guest runs",
     "create.connected": "its guest has answered",
     "create.served": "all is done, and nobody was told",

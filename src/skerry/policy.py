@@ -13,7 +13,7 @@ ISOLATIONS = ("namespace", "gvisor", "microvm")
 """Weakest first. A backend that gives more than what was asked for is acceptable, never less."""
 
 WORKSPACES = ("auto", "disk", "memory")
-NETWORKS = ("none",)
+NETWORKS = ("none", "allowlist", "public")
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _UNITS = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": GIB << 10}
@@ -131,6 +131,9 @@ class Policy:
     profile: str = "default"
     """The system call profile: `default`, `strict` or `debug`."""
     network: str = "none"
+    """`none`: loopback alone; `allowlist`: what `allow` names; `public`: every public address. Never internal ones."""
+    allow: tuple[str, ...] = ()
+    """Rules of an allowlist: names, ranges of addresses, presets; see `skerry.egress.rules`."""
     workspace: str = "auto"
     """`disk`, `memory`, or `auto`: disk where its limits can be enforced, else memory."""
     limits: Limits = field(default_factory=Limits)

@@ -29,6 +29,7 @@ import uvloop
 from skerry.egress.addresses import Address, Ranges
 from skerry.egress.proxy import Connection, Denial, Limits, Proxy, Witness
 from skerry.egress.rules import Rules
+from skerry.host.interfaces import own_addresses
 from skerry.host.launcher import Helper
 from skerry.host.network import Namespaces, catch_all
 from tests.support import require
@@ -291,7 +292,7 @@ async def world(
             sockets = catch_all(helper, namespaces)
         finally:
             namespaces.close()
-        rules = Rules.parse(kind, allow, ranges or Ranges())
+        rules = Rules.parse(kind, allow, ranges or Ranges(own=own_addresses))
         made.proxy = Proxy(rules, sockets.tcp, sockets.udp, made.ledger, made.resolve, limits)
         try:
             yield made
@@ -310,7 +311,7 @@ async def _environment(made: World) -> AsyncIterator[None]:
         script = (
             'ip link set lo up && mount --bind "$1" "$(readlink -f /etc/resolv.conf)" && exec "$2" -u -c "$3"'
         )
-        agent = subprocess.Popen(
+        agent: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: ASYNC220
             [
                 *("unshare", "--map-root-user", "--user", "--net", "--mount", "--", "sh", "-c", script, "sh"),
                 *(names.name, sys.executable, _AGENT),

@@ -149,11 +149,13 @@ def test_denials_are_told(daemon: Daemon) -> None:
     headers = {"authorization": f"Bearer {made['token']}"}
     assert daemon.raw("DELETE", f"/environments/{mine}", headers=headers)[0] == 403
     assert daemon.raw("GET", f"/environments/{mine}", headers=headers)[0] == 404
+    assert daemon.raw("GET", "/environments", headers={**headers, "skerry-tenant": "default"})[0] == 403
     _, _, answer = daemon.raw("GET", "/audit?kind=denial", headers={"skerry-tenant": "acme"})
     found = [json.loads(line) for line in answer.splitlines()]
     assert [(row["action"], row["outcome"], row["token"]) for row in found] == [
         ("delete_environment", "denied", made["id"]),
         ("environment.find", "environment_not_found", made["id"]),
+        ("list_environments", "denied", made["id"]),
     ]
     for _ in range(100):
         daemon.raw("GET", "/environments", headers={"authorization": "Bearer nonsense"})

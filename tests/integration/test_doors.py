@@ -334,6 +334,19 @@ async def test_a_head_without_end(kind: str, begin: str) -> None:
 
 @each_door
 @in_loop
+async def test_no_websocket_while_a_request_is_under_way(kind: str) -> None:
+    """Nobody would tell that one when the connection ends."""
+    async with house(kind) as there:
+        stream = "POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\nx"
+        reader, writer = await there.say(f"{stream}GET / HTTP/1.1\r\nhost: localhost\r\n{UPGRADE}\r\n")
+        assert (await response(reader))[0] == 200
+        assert (await response(reader))[1]["code"] == "invalid_request"
+        assert await ended(reader) == b""
+        await close(writer)
+
+
+@each_door
+@in_loop
 async def test_pings_whose_answers_are_not_read(kind: str) -> None:
     async with house(kind) as there:
         reader, writer = await there.say(f"GET / HTTP/1.1\r\nhost: localhost\r\n{UPGRADE}\r\n")

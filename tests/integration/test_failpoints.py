@@ -25,7 +25,8 @@ SLEEP = ["sleep", "4321"]
 NEW: dict[str, Any] = {"name": "new", "lifetime": 1000}
 PLACES = {
     "namespace": set(POINTS),
-    "fake": {point for point in POINTS if not point.startswith(("blank.", "volume."))} - {"delete.cgroups"},
+    "fake": {point for point in POINTS if not point.startswith(("blank.", "volume."))}
+    - {"create.noted", "delete.cgroups"},
     # Where the store matters; the rest is the same code.
     "postgres": {
         "create.recorded",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.daemon import Daemon
@@ -109,3 +111,29 @@ def test_the_log_has_what_changes_something_or_fails(daemon: Daemon, environment
     assert found[failed].items() >= {"operation": "get_environment", "status": 404}.items()
     assert looked not in found
     assert "hidden" not in log
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [
+        "GET /healthz?no=1 HTTP/1.1\r\nhost: skerry\r\nconnection: close\r\n\r\n",
+        "rubbish\r\n\r\n",
+        "GET /healthz HTTP/1.1\r\nhost: skerry\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
+        "GET /environments/x/attach HTTP/1.1\r\nhost: skerry\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+        "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+        "authorization: Bearer no\r\n\r\n",
+    ],
+)
+def test_strangers_cannot_fill_the_log(daemon: Daemon, rubbish: str) -> None:
+    def lines() -> list[str]:
+        rows = (daemon.home / "daemon.log").read_text().splitlines()
+        return [row for row in rows if '"event": "refused"' not in row]  # one a second
+
+    before = lines()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(60)
+        connection.connect(daemon.socket)
+        connection.sendall(rubbish.encode())
+        assert connection.recv(65536)
+    daemon.call("GET", "/healthz")
+    assert lines() == before

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -270,6 +271,26 @@ def test_revocation_cuts_what_is_under_way(world: World) -> None:
         for read in (stream.readline, logs.readline, lambda: attached.fp.read(1)):
             read_to_the_end(read)
     assert daemon.raw("GET", base, headers=headers)[0] == 401
+
+
+def test_revocation_cuts_what_came_behind_another_request(world: World) -> None:
+    """On one connection the next request can begin before the one before it has quite ended."""
+    token_id, token = world.token("read", "audit")
+    sock = (
+        socket.create_connection(("127.0.0.1", world.port)) if world.port else socket.socket(socket.AF_UNIX)
+    )
+    with sock:
+        if not world.port:
+            sock.connect(world.daemon.socket)
+        sock.settimeout(60)
+        head = f"host: localhost\r\nauthorization: Bearer {token}\r\n\r\n"
+        path = f"/environments/{world.environment}/logs?follow=1"
+        sock.sendall(f"GET /audit?last=1 HTTP/1.1\r\n{head}GET {path} HTTP/1.1\r\n{head}".encode())
+        seen = b""
+        while seen.count(b"HTTP/1.1 200") < 2:
+            seen += sock.recv(65536)
+        world.daemon.call("DELETE", f"/tokens/{token_id}")
+        read_to_the_end(lambda: sock.recv(65536))
 
 
 def test_an_expired_token_is_cut_too(world: World) -> None:

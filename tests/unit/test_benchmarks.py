@@ -64,3 +64,18 @@ def test_subjects_take_turns_and_the_first_round_does_not_count() -> None:
 def test_a_percentile_is_a_sample() -> None:
     assert summarize([float(n) for n in range(100)]) == Summary(49.5, 95.0, 99.0, 100)
     assert summarize([3.0]) == Summary(3.0, 3.0, 3.0, 1)
+
+
+def test_every_door_has_its_table() -> None:
+    taken = {"median": 0.001, "p95": 0.002, "p99": 0.003, "samples": 9}
+    doors = {"TCP": {"alone": {"read": taken}, "together": {"read": {**taken, "per_second": 1234.5}}}}
+    (alone, together) = report.service({"doors": doors})
+    assert alone == ("TCP, one client", [("read", "1.00 ms", "2.00 ms", "3.00 ms", "")])
+    assert together == ("TCP, 50 clients at once", [("read", "1.00 ms", "2.00 ms", "3.00 ms", "1,234")])
+    results = {"doors": doors, "machine": "", "notes": "", "missing": {}}
+    assert "| read | 1.00 ms | 2.00 ms | 3.00 ms | 1,234 |" in report.markdown(results, {})
+
+
+def test_what_the_audit_takes_is_told() -> None:
+    results = {"missing": {}, "audit_share": [0.19, 0.151]}
+    assert report.facts(results) == ["Of `env.execute` and `env.run`, the audit's intent takes 19% and 15%."]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from starlette.types import Receive, Scope, Send
 
-from skerry.daemon.grpc import calls
+from skerry.daemon.grpc import calls, server
 from skerry.daemon.grpc.server import GrpcServer, Health
 from skerry.daemon.http import table
 from skerry.daemon.peers import cut_of, peer_of
@@ -34,13 +35,13 @@ def serving(app: App, client: Callable[[grpc.aio.Channel], Coroutine[Any, Any, N
 
     async def main() -> None:
         address = f"127.0.0.1:{free_port()}"
-        server = GrpcServer(app, table.OPERATIONS, lambda: asyncio.sleep(0), [address], None)
-        await server.start()
+        served = GrpcServer(app, table.OPERATIONS, lambda: asyncio.sleep(0), [address], None)
+        await served.start()
         try:
             async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(30):
                 await client(channel)
         finally:
-            await server.stop()
+            await served.stop()
 
     asyncio.run(main())
 
@@ -278,6 +279,51 @@ def test_a_stream_must_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     serving(app, client)
 
 
+@pytest.mark.parametrize(
+    "rpc",
+    [
+        "skerry.v1.Daemon/Stop",
+        "skerry.v1.Files/WriteFile",
+        "grpc.health.v1.Health/Check",
+        "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+def test_nobody_keeps_a_call_without_saying_anything(monkeypatch: pytest.MonkeyPatch, rpc: str) -> None:
+    monkeypatch.setattr(calls, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(server, "REFLECTION_SECONDS", 0.05)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("nothing to ask for")
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        call: Any = channel.stream_stream(f"/{rpc}")()
+        assert (await error_of(call.read())).code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+    serving(app, client)
+
+
+def test_nobody_takes_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "crowd", lambda: 2)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("nobody asks")
+
+    async def main() -> None:
+        port = free_port()
+        served = GrpcServer(app, table.OPERATIONS, lambda: asyncio.sleep(0), [f"127.0.0.1:{port}"], None)
+        await served.start()
+        others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        async with asyncio.timeout(5):  # less than it waits for those who say nothing
+            for reader, _ in others[2:]:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+        for _, writer in others:
+            writer.close()
+        await served.stop()
+
+    asyncio.run(main())
+
+
 def test_a_websocket_that_is_refused_is_an_error() -> None:
     problem = DaemonUnavailable("not now").to_dict()
 
@@ -313,6 +359,9 @@ def test_what_is_no_message_is_refused(caplog: pytest.LogCaptureFixture) -> None
         stop: Any = channel.unary_unary("/skerry.v1.Daemon/Stop")
         assert (await error_of(stop(b"\xff"))).code() == grpc.StatusCode.INVALID_ARGUMENT
         write: Any = channel.stream_unary("/skerry.v1.Files/WriteFile")
+        for rpc in ("health.v1.Health/Check", "reflection.v1alpha.ServerReflection/ServerReflectionInfo"):
+            asking: Any = channel.stream_stream(f"/grpc.{rpc}")
+            assert (await error_of(asking(iter([b"\xff"])).read())).code() == grpc.StatusCode.INVALID_ARGUMENT
         for messages in ([b"\xff"], [WRITE.SerializeToString(), b"\xff"]):
             assert (await error_of(write(iter(messages)))).code() == grpc.StatusCode.INVALID_ARGUMENT
 
@@ -337,6 +386,9 @@ def test_a_daemon_that_is_not_ready_is_not_serving() -> None:
     async def ready() -> str:
         raise DaemonUnavailable("not ready: the disk is full")
 
+    async def asked() -> AsyncIterator[bytes]:
+        yield b""
+
     context: Any = None
-    answer = asyncio.run(Health(ready).Check(health_pb2.HealthCheckRequest(), context))
+    answer = asyncio.run(Health(ready).check(asked(), context))
     assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING

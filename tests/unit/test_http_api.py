@@ -15,6 +15,7 @@ from skerry.daemon.http.answers import reply
 from skerry.daemon.http.api import Api
 from skerry.daemon.http.operations import Call, Engine, Operation, Parameter
 from skerry.daemon.http.readiness import Readiness
+from skerry.daemon.http.system import ready
 from skerry.daemon.metrics import Metrics
 from skerry.daemon.peers import PEER, Peer
 from skerry.errors import DaemonUnavailable
@@ -181,3 +182,9 @@ async def test_a_daemon_whose_store_cannot_be_written_is_not_ready(tmp_path: Any
     await store.close()
     with pytest.raises(DaemonUnavailable, match="not ready: the store is closed"):
         await readiness.check()
+    for trusted, words in ((True, "not ready: the store is closed"), (False, "not ready")):
+        scope = {"state": {PEER: Peer("somebody", trusted=trusted)}}
+        call: Any = SimpleNamespace(scope=scope, engine=SimpleNamespace(readiness=readiness))
+        with pytest.raises(DaemonUnavailable) as caught:
+            await ready(call)
+        assert caught.value.message == words

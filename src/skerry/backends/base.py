@@ -12,6 +12,7 @@ import socket
 from dataclasses import dataclass
 from typing import Protocol
 
+from skerry.host.network import Sockets
 from skerry.images.store import Image
 from skerry.models import Enforcement, Usage
 from skerry.policy import Policy
@@ -88,6 +89,13 @@ class Backend(Protocol):
 
     async def connect(self, environment_id: str) -> socket.socket:
         """A fresh non-blocking stream to the guest; it replaces an earlier one. Raises GuestFailed."""
+        ...
+
+    async def open_network(self, environment_id: str) -> Sockets:
+        """New sockets at which all that it sends arrives, from now on; those of before are dead then.
+
+        Raises EnvironmentNotFound, IsolationUnavailable.
+        """
         ...
 
     async def stop(self, environment_id: str) -> None:

@@ -19,6 +19,7 @@ from skerry.failpoints import hit
 from skerry.host import plan, uids
 from skerry.host.cgroups import Cgroup, CgroupManager
 from skerry.host.launcher import Helper, Launch
+from skerry.host.network import Namespaces
 from skerry.host.processes import start_time
 from skerry.ids import new_id
 
@@ -38,11 +39,15 @@ class Blank:
     launch: Launch
     user_namespace: int
     """A descriptor; -1 without root."""
+    namespaces: Namespaces | None
+    """Without root: nobody can get hold of them later."""
 
     def end(self) -> None:
         """Remove every trace."""
         self.launch.end()
         self.close()
+        if self.namespaces is not None:
+            self.namespaces.close()
         self.cgroup.kill()
         self.cgroup.remove()
         if self.uid_base is not None:
@@ -152,5 +157,6 @@ class Blanks:
             if uid_base is not None:
                 uids.settle(uid_base, launch.pid)
                 user_namespace = os.open(f"/proc/{launch.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+            namespaces = Namespaces.of(launch.pid, rootful=False) if uid_base is None else None
             undo.pop_all()
-        return Blank(id_, directory, cgroup, uid_base, launch, user_namespace)
+        return Blank(id_, directory, cgroup, uid_base, launch, user_namespace, namespaces)

@@ -15,10 +15,11 @@ import socket
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.instances import InstanceDirectory, Record, Running, helpers_in, list_directories
-from skerry.errors import EnvironmentNotFound, LaunchFailed
+from skerry.errors import EnvironmentNotFound, IsolationUnavailable, LaunchFailed
 from skerry.failpoints import hit
 from skerry.host import plan
 from skerry.host.launcher import Helper, Launch
+from skerry.host.network import Sockets
 from skerry.host.processes import descendants, start_time
 from skerry.ids import new_id
 from skerry.models import Enforcement, Usage
@@ -79,6 +80,11 @@ class FakeBackend:
 
     async def connect(self, environment_id: str) -> socket.socket:
         return InstanceDirectory(self._instances, environment_id).connect()
+
+    async def open_network(self, environment_id: str) -> Sockets:
+        raise IsolationUnavailable(
+            "this backend has no network of its own", hint="ask for isolation 'namespace'"
+        )
 
     async def stop(self, environment_id: str) -> None:
         directory = InstanceDirectory(self._instances, environment_id)

@@ -16,11 +16,18 @@ from dataclasses import dataclass
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.blanks import READY, REFILL_AFTER, Blank, Blanks
 from skerry.backends.instances import InstanceDirectory, Running, list_directories, not_made
-from skerry.errors import EnvironmentNotFound, InvalidRequest, LaunchFailed, PlatformError
+from skerry.errors import (
+    EnvironmentNotFound,
+    InvalidRequest,
+    IsolationUnavailable,
+    LaunchFailed,
+    PlatformError,
+)
 from skerry.failpoints import hit
 from skerry.host import mounts, plan, seccomp, uids
 from skerry.host.cgroups import Cgroup, CgroupManager
 from skerry.host.launcher import Helper, step_failed, try_steps
+from skerry.host.network import Namespaces, Sockets, catch_all
 from skerry.host.readback import protections
 from skerry.host.volumes import SUBDIR, Volumes
 from skerry.images.hostroot import HostRoots
@@ -38,6 +45,7 @@ class _Live:
     cgroup: Cgroup
     running: Running
     uid_base: int | None
+    namespaces: Namespaces | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +117,14 @@ class NamespaceBackend:
             hit("create.kept")
             blank.cgroup.apply(policy.limits)
             blank.directory.note({"workspace": kind, "shared": root.shared})
+            hit("create.noted")
             await blank.launch.done()
             shared = [*root.shared, *(why for step, why in blank.launch.weaker if step == "own")]
             if shared != root.shared:
                 blank.directory.note({"workspace": kind, "shared": shared})
-            self._live[blank.id] = _Live(blank.cgroup, Running(blank.launch.pid), blank.uid_base)
+            self._live[blank.id] = _Live(
+                blank.cgroup, Running(blank.launch.pid), blank.uid_base, blank.namespaces
+            )
             self._facts[blank.id] = _Facts(policy, kind, shared)
             undo.pop_all()
         blank.close()
@@ -144,6 +155,26 @@ class NamespaceBackend:
     async def connect(self, environment_id: str) -> socket.socket:
         return InstanceDirectory(self._instances, environment_id).connect()
 
+    async def open_network(self, environment_id: str) -> Sockets:
+        live = self._get(environment_id)
+
+        def work() -> Sockets:
+            if live.namespaces is not None:
+                return catch_all(self._helper, live.namespaces)
+            namespaces = Namespaces.of(live.running.handle.pid, rootful=self._rootful)
+            try:
+                return catch_all(self._helper, namespaces)
+            finally:
+                namespaces.close()
+
+        try:
+            return await asyncio.to_thread(work)
+        except OSError as error:
+            raise IsolationUnavailable(
+                f"its network cannot be entered: {error.strerror}",
+                hint="without root, only the daemon that started an environment can open its network",
+            ) from error
+
     async def stop(self, environment_id: str) -> None:
         self._blanks.forget(environment_id)
         live = self._live.get(environment_id) or self._left_behind(environment_id)
@@ -162,6 +193,8 @@ class NamespaceBackend:
         self._facts.pop(environment_id, None)
         if live is not None:
             live.running.handle.close()
+            if live.namespaces is not None:
+                live.namespaces.close()
 
     async def wait(self, environment_id: str) -> None:
         await self._get(environment_id).running.handle.wait()

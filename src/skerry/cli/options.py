@@ -64,7 +64,8 @@ def add_limits(parser: Parser) -> None:
     option("--idle", takes="SECONDS", convert=float, help="delete it after this long without activity")
     option("--isolation", takes="KIND", help="at least this: namespace, gvisor, microvm")
     option("--profile", takes="NAME", help="system call profile: default, strict, debug")
-    option("--network", takes="KIND", help="network access (default: none)")
+    option("--network", takes="KIND", help="none (default), allowlist or public")
+    option("--allow", takes="RULE", repeated=True, help="let it reach api.example.com, *.example.com, ...")
     option("--workspace", takes="KIND", help="where /workspace is kept: auto, disk, memory")
 
 
@@ -92,6 +93,9 @@ def environment_request(args: SimpleNamespace) -> dict[str, Any]:
     request = {name: value for name, value in given.items() if value is not None}
     if variables := parse_variables(args.env):
         request["env"] = variables
+    if args.allow:
+        request["allow"] = args.allow
+        request.setdefault("network", "allowlist")
     return request
 
 

@@ -12,12 +12,14 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 
 import structlog
 from starlette.types import Scope
 
 from skerry.daemon.peers import Peer, cut_of, peer_of
-from skerry.errors import Denied, InvalidRequest, SkerryError, Unauthorized
+from skerry.errors import Denied, InvalidRequest, SkerryError, StoreUnavailable, StoreUnusable, Unauthorized
 from skerry.manager.caller import Caller
 from skerry.store import Store, tokens
 from skerry.store.tokens import Token
@@ -45,33 +47,23 @@ class Gate:
         self._under_way: dict[str, set[Callable[[], None]]] = {}
         """By the id of the token: what ends each request with it."""
         self._used: dict[str, float] = {}
+        self._revocations = 0
 
     async def caller(self, scope: Scope, request_id: str) -> Caller:
-        """Raises Unauthorized, Denied, InvalidRequest, StoreUnavailable."""
-        authorization = tenant = traceparent = ""
+        """Who asks. Raises Unauthorized, StoreUnavailable."""
+        authorization = traceparent = ""
         for name, value in scope["headers"]:
             if name == b"authorization":
                 authorization = value.decode("latin-1")
-            elif name == b"skerry-tenant":
-                tenant = value.decode("latin-1")
             elif name == b"traceparent":
                 traceparent = value.decode("latin-1")
         if not _TRACE.fullmatch(traceparent):
             traceparent = ""
         peer: Peer = peer_of(scope)
         if peer.trusted and not authorization:
-            caller = Caller(peer=peer.address, request_id=request_id, traceparent=traceparent)
-        else:
-            token = await self._token(authorization)
-            caller = Caller(
-                token.tenant, frozenset(token.verbs), token.id, peer.address, request_id, traceparent
-            )
-        if tenant and tenant != caller.tenant:
-            check_tenant(tenant)
-            if "admin" not in caller.verbs:
-                raise Denied(f"{caller.who} is of the tenant {caller.tenant!r}, and may not act for others")
-            return Caller(tenant, caller.verbs, caller.token, caller.peer, request_id, traceparent)
-        return caller
+            return Caller(peer=peer.address, request_id=request_id, traceparent=traceparent)
+        token = await self._token(authorization)
+        return Caller(token.tenant, frozenset(token.verbs), token.id, peer.address, request_id, traceparent)
 
     @contextlib.contextmanager
     def under_way(self, caller: Caller, scope: Scope) -> Iterator[None]:
@@ -79,7 +71,9 @@ class Gate:
         if not caller.token:
             yield
             return
-        cut = cut_of(scope)
+        cut = partial(
+            cut_of(scope)
+        )  # one of its own: the next request on this connection may have begun already
         cuts = self._under_way.setdefault(caller.token, set())
         cuts.add(cut)
         try:
@@ -91,6 +85,7 @@ class Gate:
 
     def revoked(self, token_id: str) -> None:
         """Forget a token, and end what is under way with it."""
+        self._revocations += 1
         self._known = {key: known for key, known in self._known.items() if known[0].id != token_id}
         for cut in tuple(self._under_way.get(token_id, ())):
             cut()
@@ -135,7 +130,10 @@ class Gate:
         now = time.time()
         token, until = self._known.get(key, (None, 0.0))
         if token is None or time.monotonic() >= until or not token.valid_at(now):
-            token = await self._store.read(lambda tx: tokens.check(tx, text, now=now))
+            seen = None
+            while seen != self._revocations:  # what was read before a revocation is worth nothing after it
+                seen = self._revocations
+                token = await self._look_up(text, now)
             if token is None:
                 self._known.pop(key, None)
                 raise Unauthorized("the token is unknown, expired or revoked", hint=HINT)
@@ -144,6 +142,26 @@ class Gate:
             self._known[key] = token, time.monotonic() + LOOK_AGAIN
         self._used[token.id] = now
         return token
+
+    async def _look_up(self, text: str, now: float) -> Token | None:
+        try:
+            return await self._store.read(lambda tx: tokens.check(tx, text, now=now))
+        except (StoreUnavailable, StoreUnusable) as error:  # whose words are not for strangers
+            raise StoreUnavailable("tokens cannot be looked up now", hint="try again") from error
+
+
+def acting(caller: Caller, scope: Scope) -> Caller:
+    """The caller, for the tenant that the request names. Raises Denied, InvalidRequest."""
+    tenant = ""
+    for name, value in scope["headers"]:
+        if name == b"skerry-tenant":
+            tenant = value.decode("latin-1")
+    if not tenant or tenant == caller.tenant:
+        return caller
+    check_tenant(tenant)
+    if "admin" not in caller.verbs:
+        raise Denied(f"{caller.who} is of the tenant {caller.tenant!r}, and may not act for others")
+    return replace(caller, tenant=tenant)
 
 
 def check_tenant(name: str) -> None:

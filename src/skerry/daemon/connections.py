@@ -112,6 +112,7 @@ class Http(HttpToolsProtocol):
         self._stop_waiting()
         try:
             self._porter.check(cast(Scope, self.scope))
+            self._check_upgrade()
         except SkerryError as error:
             self._refuse(error)
         super().on_headers_complete()
@@ -123,6 +124,12 @@ class Http(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP is answered as every other mistake."""
         self._say(InvalidRequest(msg))
+
+    def _check_upgrade(self) -> None:
+        """Raises InvalidRequest. A request that is under way would never be told that the WebSocket was lost."""
+        under_way = self.cycle is not None and not self.cycle.response_complete
+        if under_way and self.parser.should_upgrade():
+            raise InvalidRequest("a connection becomes a WebSocket between two requests")
 
     def _refuse(self, error: SkerryError) -> None:
         """Answer everything with this error. The first answer is also the last."""

@@ -35,6 +35,12 @@ SHUTDOWN_SECONDS = 5.0
 log = structlog.get_logger(component="daemon")
 
 
+def crowd() -> int:
+    """How many connections a door has at once, unless it is told otherwise."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(CROWD, files // 4)
+
+
 class Door(Porter):
     """One listening socket, and who may come in there. `most` connections at once are served."""
 
@@ -42,8 +48,7 @@ class Door(Porter):
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.most = min(CROWD, files // 4)
+        self.most = crowd()
 
     @abstractmethod
     def silence(self, transport: Transport) -> float:

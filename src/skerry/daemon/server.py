@@ -40,7 +40,6 @@ class Server(uvicorn.Server):
                 lifespan="off",
                 access_log=False,
                 log_config=None,
-                log_level="error",  # what strangers send wrong is no reason to fill the disk
                 server_header=False,
                 date_header=False,
                 proxy_headers=False,

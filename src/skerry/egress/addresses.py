@@ -61,10 +61,6 @@ class Ranges:
     public: tuple[Network, ...] = ()
     internal: tuple[Network, ...] = ()
 
-    def says_public(self, address: Address) -> bool:
-        """Whether an operator does: then even this machine may be reached there."""
-        return not _within(address, self.internal) and _within(address, self.public)
-
     def why_not(self, address: Address) -> str:
         """Why an address is not public, for people; "" for one that is."""
         if _within(address, self.internal):

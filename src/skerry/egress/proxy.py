@@ -216,7 +216,7 @@ class Proxy:
             return dns.NO_ERROR, IPv4Address("127.0.0.1") if question.kind == dns.A else None, ""
         if reason := self.rules.why_not_name(name, None):
             self._deny(name, 0, reason)
-            return dns.REFUSED, None, _words(reason, name)
+            return dns.NO_SUCH_NAME, None, _words(reason, name)
         try:
             if not await self._addresses(name):
                 return dns.NO_SUCH_NAME, None, ""
@@ -353,8 +353,6 @@ class Proxy:
         found: list[Address] = []
         for address in addresses:
             why = self.rules.why_not_address(address, connection.port, by_name=name is not None)
-            if not why and not self.rules.ranges.says_public(address) and _is_here(address):
-                why = f"{'its address' if name else address} is never reached from here: it is this machine"
             if why:
                 reason = why
             else:
@@ -456,17 +454,6 @@ def _forbidden(words: str) -> bytes:
 
 def _is_below(name: str, top: str) -> bool:
     return name == top or name.endswith(f".{top}")
-
-
-def _is_here(address: Address) -> bool:
-    """Whether an address is one of this machine: only to those does it speak from the same one. No packet is sent."""
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((str(address), 9))
-        except OSError:
-            return False  # there is no way to it
-        return ipaddress.ip_address(probe.getsockname()[0].partition("%")[0]) == address
 
 
 def _reply(asked: socket.socket, packet: bytes, sender: tuple[Any, ...]) -> None:

@@ -23,7 +23,7 @@ _TABLE_LOCAL, _PROTOCOL_BOOT, _SCOPE_HOST, _TYPE_LOCAL, _OUT_DEVICE = 255, 3, 25
 
 _SUBSYSTEM = 10
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
-_NEW_TABLE, _NEW_CHAIN, _NEW_RULE = (_SUBSYSTEM << 8 | number for number in (0, 3, 6))
+_NEW_TABLE, _DELETE_TABLE, _NEW_CHAIN, _NEW_RULE = (_SUBSYSTEM << 8 | number for number in (0, 2, 3, 6))
 _OUTPUT, _PRIORITY, _ACCEPT = 3, -100, 1
 _META_L4PROTO = 16
 _NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2
@@ -53,7 +53,9 @@ def redirections(tcp_port: int, dns_port: int) -> bytes:
     """TCP goes to one port, and DNS to another, on loopback."""
     messages = [_batch(_BATCH_BEGIN)]
     for family in (AF_INET, AF_INET6):
-        messages.append(_netfilter(_NEW_TABLE, family, _attribute(1, _TABLE)))
+        # A table that is there, an earlier daemon's, goes; one can only be deleted if it is there.
+        for kind in (_NEW_TABLE, _DELETE_TABLE, _NEW_TABLE):
+            messages.append(_netfilter(kind, family, _attribute(1, _TABLE)))
         hook = _attribute(1, _big(_OUTPUT)) + _attribute(2, struct.pack(">i", _PRIORITY))
         messages.append(
             _netfilter(

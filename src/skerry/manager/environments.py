@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Container
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from socket import socket
@@ -25,6 +25,8 @@ import structlog
 
 from skerry.backends.base import Backend, Instance, InstanceSpec
 from skerry.backends.registry import Registry
+from skerry.egress.addresses import Ranges
+from skerry.egress.rules import Rules
 from skerry.errors import (
     Conflict,
     DaemonUnavailable,
@@ -43,6 +45,7 @@ from skerry.manager.audit import CANCELED, Act, Subject, note
 from skerry.manager.caller import Caller
 from skerry.manager.commands import base_variables, check_variables
 from skerry.manager.executions import Executions
+from skerry.manager.network import NOTHING, Network, with_network, with_rules
 from skerry.manager.reaper import Clock, Lease, Reaper
 from skerry.manager.records import NOT_STARTED, Key, Records, boot_id, policy_of, since_boot
 from skerry.models import Enforcement, EnvironmentInfo, Outcome, State, Usage
@@ -96,6 +99,9 @@ class Environment:
     """Calls under way that are not executions."""
     instance: Instance | None = None
     executions: Executions | None = None
+    network: Network | None = None
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Of its network: one after the other."""
     creating: asyncio.Task[None] | None = None
     ending: asyncio.Task[None] | None = None
     watching: asyncio.Task[None] | None = None
@@ -148,14 +154,18 @@ class EnvironmentManager:
         *,
         clock: Clock | None = None,
         open_channel: Callable[[socket], Awaitable[Channel]] = Channel.begin,
+        ranges: Callable[[], Ranges] = Ranges,
     ) -> None:
         self._registry = registry
         self._images = images
         self._records = records
         self._clock: Clock = clock or asyncio.get_running_loop()
         self._open_channel = open_channel
+        self._ranges = ranges
         self._reaper = Reaper(self._clock, self._expired)
         self._live: dict[str, Environment] = {}
+        self._spared: set[str] = set()
+        """What nobody could make sense of, and no sweep may remove."""
         self._names: dict[tuple[str, str], Environment] = {}
         """By tenant and name."""
         self._ended: dict[str, Environment] = {}
@@ -181,7 +191,7 @@ class EnvironmentManager:
                 ago = max(0.0, time.time() - (record.ended_at or 0.0))
                 environment.ended_at = self._clock.time() - ago
                 self._ended[environment.id] = environment
-        await asyncio.gather(*map(self._recover, records))
+        await asyncio.gather(*map(self._recover_or_spare, records))
         hit("recover.done")
 
     async def reconcile(self) -> None:
@@ -189,7 +199,7 @@ class EnvironmentManager:
 
         Raises PlatformError.
         """
-        await self._remove_all_but(self._live)
+        await self._remove_all_but(self._live.keys() | self._spared)
         await self._write_ends()
 
     async def _remove_all_but(self, known: Container[str]) -> None:
@@ -199,10 +209,22 @@ class EnvironmentManager:
                     log.warning("sweep", environment=environment_id, backend=backend.name)
                     await backend.stop(environment_id)
 
+    async def _recover_or_spare(self, record: EnvironmentRecord) -> None:
+        """One that cannot be understood keeps nobody else from being taken over, and stays as it is."""
+        try:
+            await self._recover(record)
+        except SkerryError:
+            raise
+        except Exception:
+            log.exception("it is left alone", environment=record.id)
+            self._live.pop(record.id, None)
+            self._spared.add(record.id)
+
     async def _recover(self, record: EnvironmentRecord) -> None:
         backend = self._registry.find(record.backend)
         if backend is None:
             log.error("its backend is not served", environment=record.id, backend=record.backend)
+            self._spared.add(record.id)
             return
         environment = self._remembered(record, backend)
         self._live[environment.id] = environment
@@ -223,6 +245,7 @@ class EnvironmentManager:
             hit("recover.connected")
             environment.lease.resume(max(record.instance["expires"] - since_boot(), GRACE))
             assert environment.executions is not None
+            await self._reopen_network(environment)
             lost = await environment.executions.adopt(await self._records.executions(environment.id))
         except LaunchFailed:
             await self._end(environment, NOT_STARTED, Outcome.INTERNAL)
@@ -237,6 +260,16 @@ class EnvironmentManager:
         note(self._records.changed(environment, State.RUNNING, recovered))
         hit("recover.recovered")
         log.warning("recovered", environment=environment.id, lost_executions=lost)
+
+    async def _reopen_network(self, environment: Environment) -> None:
+        """As it was; or none, which `info` tells."""
+        if environment.policy.network == "none":
+            return
+        try:
+            environment.network = await self._open_network(environment, environment.policy)
+        except SkerryError as error:
+            log.error("its network is lost", environment=environment.id, error=str(error))
+            environment.policy = with_network(environment.policy, "none", ())
 
     async def _finish_audit(self, environment: Environment, kept: Container[str]) -> None:
         """Give a result to what an earlier daemon has begun, but for executions that may still run."""
@@ -317,6 +350,7 @@ class EnvironmentManager:
         taken = self._names.get((caller.tenant, name))
         if key is None and taken is not None:  # with a key it may be the one that is meant: the store knows
             raise Conflict(f"the name {name!r} is taken by environment {taken.id}")
+        self._rules(policy)
         found = self._images.get(image)
         backend, capabilities = self._registry.pick(policy.isolation)
         now = time.time()
@@ -481,7 +515,49 @@ class EnvironmentManager:
     def enforced(self, caller: Caller, ref: str) -> list[Enforcement]:
         """Every limit and protection as the kernel says it is now; nothing any more for one that has ended."""
         environment = self.find(caller, ref)
-        return environment.backend.enforced(environment.id) if environment.state is State.RUNNING else []
+        if environment.state is not State.RUNNING:
+            return []
+        rows = environment.backend.enforced(environment.id)
+        if environment.network is None:
+            return rows
+        by = "a network namespace whose only way out is our proxy"
+        proxied = Enforcement("network", True, environment.policy.network, by)
+        return [proxied if row.name == "network" else row for row in rows]
+
+    async def set_network(
+        self, caller: Caller, ref: str, network: str, allow: Collection[str] | None
+    ) -> None:
+        """Another kind of network, with these rules, or with those that it has. See `change_network`."""
+        await self._change_network(caller, ref, lambda policy: with_network(policy, network, allow))
+
+    async def change_network(
+        self, caller: Caller, ref: str, *, add: Collection[str] = (), remove: Collection[str] = ()
+    ) -> None:
+        """Other rules of its allowlist. They count from now on, also for connections that are open.
+
+        Raises InvalidRequest, IsolationUnavailable, StoreUnavailable, and what `running()` does.
+        """
+        await self._change_network(caller, ref, lambda policy: with_rules(policy, add, remove))
+
+    async def _change_network(self, caller: Caller, ref: str, change: Callable[[Policy], Policy]) -> None:
+        environment, executions = self.running(caller, ref)
+        async with environment.changing:
+            policy = change(environment.policy)
+            rules = self._rules(policy)
+            told = {"network": policy.network, "allow": list(policy.allow)}
+            async with executions.act(caller, "network.set", told):
+                if environment.network is not None:
+                    environment.network.change(rules)
+                elif policy.network != "none":
+                    environment.network = await self._open_network(environment, policy)
+                environment.policy = policy
+                await self._records.changed(environment, State.RUNNING)
+
+    def network(self, caller: Caller, ref: str) -> dict[str, Any]:
+        """What it may reach, what it has sent and received, and what it was refused."""
+        environment = self.find(caller, ref)
+        told = NOTHING if environment.network is None else environment.network.told
+        return {"network": environment.policy.network, "allow": list(environment.policy.allow), **told}
 
     async def usage(self, caller: Caller, ref: str) -> Usage:
         """What the kernel has counted; for one that has ended, until then."""
@@ -554,6 +630,8 @@ class EnvironmentManager:
         if environment.watching is not None:
             environment.watching.cancel()
         environment.state = State.DELETING  # that its channel closes is no news
+        if environment.network is not None:
+            await environment.network.close()
         if environment.executions is not None:
             await environment.executions.let_go()
 
@@ -579,6 +657,8 @@ class EnvironmentManager:
                 hit("create.started")
                 channel = await self._open_channel(await environment.backend.connect(environment.id))
                 hit("create.connected")
+                if environment.policy.network != "none":
+                    environment.network = await self._open_network(environment, environment.policy)
         except TimeoutError as error:
             raise LaunchFailed(f"the environment did not start within {START_TIMEOUT:g} s") from error
         finally:
@@ -601,6 +681,15 @@ class EnvironmentManager:
             image=environment.image.name,
             isolation=environment.isolation,
         )
+
+    def _rules(self, policy: Policy) -> Rules:
+        """Raises InvalidRequest."""
+        return Rules.parse(policy.network, policy.allow, self._ranges())
+
+    async def _open_network(self, environment: Environment, policy: Policy) -> Network:
+        rules = self._rules(policy)
+        sockets = await environment.backend.open_network(environment.id)
+        return Network(self._records, environment.tenant, environment.subject, sockets, rules)
 
     async def _write_down(self, environment: Environment, act: Act) -> None:
         await self._write_ends()  # or one of them might still have the name
@@ -669,6 +758,8 @@ class EnvironmentManager:
                 if environment.executions is not None:
                     await environment.executions.end(outcome, f"the environment ended: {environment.reason}")
             finally:
+                if environment.network is not None:
+                    await environment.network.close()
                 hit("delete.executions")
                 with contextlib.suppress(SkerryError):
                     environment.used = await environment.backend.usage(environment.id)

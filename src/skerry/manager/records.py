@@ -90,7 +90,8 @@ def since_boot() -> float:
 
 
 def policy_of(record: EnvironmentRecord) -> Policy:
-    return Policy(**{**record.policy, "limits": Limits(**record.policy["limits"])})
+    raw = {**record.policy, "limits": Limits(**record.policy["limits"])}
+    return Policy(**{**raw, "allow": tuple(raw.get("allow", ()))})
 
 
 class StoredRecords:
@@ -155,6 +156,7 @@ class StoredRecords:
             "lifetime": environment.lease.lifetime,
             "active_at": now,
             "expires_at": environment.expires_at,
+            "policy": asdict(environment.policy),
             "instance": {"expires": since_boot() + environment.lease.remaining},
         }
         ended = state is State.ENDED

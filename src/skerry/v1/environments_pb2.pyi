@@ -84,6 +84,7 @@ class CreateEnvironmentRequest(_message.Message):
     IDLE_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    ALLOW_FIELD_NUMBER: _builtins.int
     image: _builtins.str
     """Name, or beginning of a digest; without it, `host`: the daemon's machine's own programs, read-only."""
     name: _builtins.str
@@ -93,7 +94,7 @@ class CreateEnvironmentRequest(_message.Message):
     profile: _builtins.str
     """Which system calls there are: `default`, `strict` or `debug`."""
     network: _builtins.str
-    """`none`."""
+    """`none`, `allowlist` or `public`; never internal addresses."""
     workspace: _builtins.str
     """`disk`, `memory`, or `auto`: disk where its limits can be enforced."""
     memory: _builtins.int
@@ -119,6 +120,10 @@ class CreateEnvironmentRequest(_message.Message):
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Variables of everything that runs in it."""
 
+    @_builtins.property
+    def allow(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The rules of an allowlist: `api.example.com`, `*.example.com`, `example.com:8443`, `203.0.113.0/24:22`."""
+
     def __init__(
         self,
         *,
@@ -138,10 +143,11 @@ class CreateEnvironmentRequest(_message.Message):
         idle: _builtins.float | None = ...,
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         idempotency_key: _builtins.str = ...,
+        allow: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_disk", b"_disk", "_fds", b"_fds", "_idle", b"_idle", "_image", b"_image", "_inodes", b"_inodes", "_isolation", b"_isolation", "_lifetime", b"_lifetime", "_memory", b"_memory", "_name", b"_name", "_network", b"_network", "_pids", b"_pids", "_profile", b"_profile", "_workspace", b"_workspace", "cpus", b"cpus", "disk", b"disk", "fds", b"fds", "idle", b"idle", "image", b"image", "inodes", b"inodes", "isolation", b"isolation", "lifetime", b"lifetime", "memory", b"memory", "name", b"name", "network", b"network", "pids", b"pids", "profile", b"profile", "workspace", b"workspace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_disk", b"_disk", "_fds", b"_fds", "_idle", b"_idle", "_image", b"_image", "_inodes", b"_inodes", "_isolation", b"_isolation", "_lifetime", b"_lifetime", "_memory", b"_memory", "_name", b"_name", "_network", b"_network", "_pids", b"_pids", "_profile", b"_profile", "_workspace", b"_workspace", "cpus", b"cpus", "disk", b"disk", "env", b"env", "fds", b"fds", "idempotency_key", b"idempotency_key", "idle", b"idle", "image", b"image", "inodes", b"inodes", "isolation", b"isolation", "lifetime", b"lifetime", "memory", b"memory", "name", b"name", "network", b"network", "pids", b"pids", "profile", b"profile", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_disk", b"_disk", "_fds", b"_fds", "_idle", b"_idle", "_image", b"_image", "_inodes", b"_inodes", "_isolation", b"_isolation", "_lifetime", b"_lifetime", "_memory", b"_memory", "_name", b"_name", "_network", b"_network", "_pids", b"_pids", "_profile", b"_profile", "_workspace", b"_workspace", "allow", b"allow", "cpus", b"cpus", "disk", b"disk", "env", b"env", "fds", b"fds", "idempotency_key", b"idempotency_key", "idle", b"idle", "image", b"image", "inodes", b"inodes", "isolation", b"isolation", "lifetime", b"lifetime", "memory", b"memory", "name", b"name", "network", b"network", "pids", b"pids", "profile", b"profile", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cpus: _TypeAlias = _typing.Literal["cpus"]  # noqa: Y015
     _WhichOneofArgType__cpus: _TypeAlias = _typing.Literal["_cpus", b"_cpus"]  # noqa: Y015

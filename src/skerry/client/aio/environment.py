@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from skerry.client.aio.client import AsyncClient
 from skerry.client.aio.files import AsyncFiles
+from skerry.client.aio.network import AsyncNetwork
 from skerry.client.aio.process import AsyncProcess
 from skerry.client.http1 import quote
 from skerry.errors import InvalidRequest, NotFound
@@ -44,6 +45,7 @@ class AsyncEnvironment:
         isolation: str | None = None,
         profile: str | None = None,
         network: str | None = None,
+        allow: Sequence[str] | None = None,
         workspace: str | None = None,
         name: str | None = None,
         env: Mapping[str, str] | None = None,
@@ -64,7 +66,8 @@ class AsyncEnvironment:
             "idle": idle,
             "isolation": isolation,
             "profile": profile,
-            "network": network,
+            "network": network if network or not allow else "allowlist",
+            "allow": list(allow) if allow else None,
             "workspace": workspace,
             "name": name,
             "env": dict(env) if env else None,
@@ -147,6 +150,11 @@ class AsyncEnvironment:
     def files(self) -> AsyncFiles:
         """Its files. Relative paths begin at the workspace."""
         return AsyncFiles(self._client.transport, self._path)
+
+    @property
+    def network(self) -> AsyncNetwork:
+        """What it may reach."""
+        return AsyncNetwork(self._client.transport, self._path)
 
     async def info(self) -> EnvironmentInfo:
         """What it is, and which limits the kernel really enforces."""

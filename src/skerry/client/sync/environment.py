@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from skerry.client.http1 import quote
 from skerry.client.sync.client import Client
 from skerry.client.sync.files import Files
+from skerry.client.sync.network import Network
 from skerry.client.sync.process import Process
 from skerry.errors import InvalidRequest, NotFound
 from skerry.models import EnvironmentInfo, ExecutionInfo, ExecutionResult, Usage, encode_bytes
@@ -45,6 +46,7 @@ class Environment:
         isolation: str | None = None,
         profile: str | None = None,
         network: str | None = None,
+        allow: Sequence[str] | None = None,
         workspace: str | None = None,
         name: str | None = None,
         env: Mapping[str, str] | None = None,
@@ -65,7 +67,8 @@ class Environment:
             "idle": idle,
             "isolation": isolation,
             "profile": profile,
-            "network": network,
+            "network": network if network or not allow else "allowlist",
+            "allow": list(allow) if allow else None,
             "workspace": workspace,
             "name": name,
             "env": dict(env) if env else None,
@@ -148,6 +151,11 @@ class Environment:
     def files(self) -> Files:
         """Its files. Relative paths begin at the workspace."""
         return Files(self._client.transport, self._path)
+
+    @property
+    def network(self) -> Network:
+        """What it may reach."""
+        return Network(self._client.transport, self._path)
 
     def info(self) -> EnvironmentInfo:
         """What it is, and which limits the kernel really enforces."""

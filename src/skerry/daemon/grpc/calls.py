@@ -25,7 +25,7 @@ from skerry.daemon.peers import CUT, PEER, Peer
 from skerry.errors import InvalidRequest, PlatformError, SkerryError, TooSlow, Unauthorized, from_dict
 
 FIRST_SECONDS = 10.0
-"""Within this time a call that sends many messages sends its first, which has what the gate looks at."""
+"""Within this time a call sends its first message: until then nothing is known of who it is."""
 PASSED_ON = ("authorization", "skerry-tenant", "traceparent")
 GIVEN_BACK = b"x-request-id"
 
@@ -41,12 +41,12 @@ class Calls:
         self.under_way: set[asyncio.Task[None]] = set()
 
     def handler(self, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
-        make = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[method.takes_many, method.gives_many]
+        # On the wire one message is a stream of one. Only for a stream gRPC lets us decide how long we wait.
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if method.gives_many
+            else grpc.stream_unary_rpc_method_handler
+        )
         # Requests are parsed here: gRPC would log each one that is broken, at length, for everybody who sends some.
         found: grpc.RpcMethodHandler[Any, Any] = make(
             self._behaviour(method), response_serializer=method.answer.SerializeToString
@@ -83,11 +83,8 @@ class Calls:
     async def _serve(
         self, method: Method, asked: Any, context: Context, cut: Callable[[], None]
     ) -> Message | None:
-        if method.takes_many:
-            rest = _parsed(method, asked)
-            first = await _first(rest)
-        else:
-            first = parse(method.request, asked)
+        rest = parsed(method.request, asked)
+        first = await first_of(rest)
         state = {PEER: Peer(_address(context.peer()), trusted=False), CUT: cut}
         if method.operation.websocket:
             scope, incoming = dialogue.opening(method, first, rest)
@@ -142,13 +139,13 @@ async def _answer(method: Method, exchange: Exchange, context: Context) -> Messa
     return None
 
 
-async def _parsed(method: Method, asked: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+async def parsed(kind: type[Message], asked: AsyncIterator[bytes]) -> AsyncIterator[Any]:
     """Raises InvalidRequest, which in the middle of an upload is the application's answer."""
     async for data in asked:
-        yield parse(method.request, data)
+        yield parse(kind, data)
 
 
-async def _first(asked: AsyncIterator[Any]) -> Any:
+async def first_of(asked: AsyncIterator[Any]) -> Any:
     """Raises InvalidRequest, TooSlow."""
     try:
         async with asyncio.timeout(FIRST_SECONDS):

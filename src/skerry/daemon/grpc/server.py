@@ -6,24 +6,27 @@ Health and reflection are there for everybody; all else needs a token, which the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 from starlette.types import ASGIApp
 
-from skerry.daemon.grpc.calls import Calls
+from skerry.daemon.doors import crowd
+from skerry.daemon.grpc.calls import Calls, first_of, parsed
 from skerry.daemon.grpc.methods import SERVICES, methods
+from skerry.daemon.grpc.problems import refuse
 from skerry.daemon.http.operations import Operation
-from skerry.errors import InvalidRequest, SkerryError
+from skerry.errors import InvalidRequest, SkerryError, TooSlow
 
 MESSAGE_MAX = 16 << 20
 """Bytes of one message from a client, as of one JSON body."""
 CALLS_MAX = 4000
 CALLS_OF_ONE_CONNECTION = 1000
+REFLECTION_SECONDS = 10.0
 GRACE_SECONDS = 5.0
 
 OPTIONS = (
@@ -38,18 +41,27 @@ OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 3),
     ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
 )
 
 
-class Health(health_pb2_grpc.HealthServicer):
+class Health:
     """Tells load balancers what `/readyz` tells, whatever service they ask for. Has no Watch: they poll."""
 
     def __init__(self, ready: Callable[[], Awaitable[object]]) -> None:
         self._ready = ready
 
-    async def Check(
-        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        answer = health_pb2.HealthCheckResponse.SerializeToString
+        return {"Check": grpc.stream_unary_rpc_method_handler(self.check, response_serializer=answer)}
+
+    async def check(
+        self, asked: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> health_pb2.HealthCheckResponse:
+        try:
+            request = await first_of(parsed(health_pb2.HealthCheckRequest, asked))
+        except SkerryError as error:
+            await refuse(context, error)
         if request.service not in ("", *(service.full_name for service in SERVICES)):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service}")
         try:
@@ -57,6 +69,33 @@ class Health(health_pb2_grpc.HealthServicer):
         except SkerryError:
             return health_pb2.HealthCheckResponse(status="NOT_SERVING")
         return health_pb2.HealthCheckResponse(status="SERVING")
+
+
+class Reflection:
+    """Tells what services there are. Everybody may ask, so nobody may take long."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._servicer: Any = reflection.aio.ReflectionServicer(names)
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        answer = reflection_pb2.ServerReflectionResponse.SerializeToString
+        info = self._info
+        return {
+            "ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(info, response_serializer=answer)
+        }
+
+    async def _info(
+        self, asked: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Any]:
+        requests = parsed(reflection_pb2.ServerReflectionRequest, asked)
+        try:
+            async with asyncio.timeout(REFLECTION_SECONDS):
+                async for answer in self._servicer.ServerReflectionInfo(requests, context):
+                    yield answer
+        except TimeoutError:
+            await refuse(context, TooSlow(f"a call takes {REFLECTION_SECONDS:g} s at most"))
+        except SkerryError as error:
+            await refuse(context, error)
 
 
 class GrpcServer:
@@ -74,23 +113,25 @@ class GrpcServer:
         tls: tuple[str, str] | None,
     ) -> None:
         self._calls = Calls(app)
-        self._server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS_MAX)
+        options = (*OPTIONS, ("grpc.max_allowed_incoming_connections", crowd()))
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
         operations = tuple(operations)
         for service in SERVICES:
             handlers = {method.name: self._calls.handler(method) for method in methods(service, operations)}
-            self._server.add_generic_rpc_handlers(
-                (grpc.method_handlers_generic_handler(service.full_name, handlers),)
-            )
-        health_pb2_grpc.add_HealthServicer_to_server(Health(ready), self._server)
+            self._add(service.full_name, handlers)
         health = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
         names = (*(service.full_name for service in SERVICES), health, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        self._add(health, Health(ready).handlers())
+        self._add(reflection.SERVICE_NAME, Reflection(names).handlers())
         credentials = None
         if tls is not None:
             certificate, key = (Path(path).read_bytes() for path in tls)
             credentials = grpc.ssl_server_credentials([(key, certificate)])
         for address in addresses:
             self._bind(address, credentials)
+
+    def _add(self, service: str, handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
     def _bind(self, address: str, credentials: grpc.ServerCredentials | None) -> None:
         try:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from skerry.daemon.auth import acting
 from skerry.daemon.http.answers import log, problem
 from skerry.daemon.http.operations import JSON, Call, Engine, Operation
 from skerry.daemon.http.requests import query, read_json
@@ -29,6 +30,7 @@ from skerry.errors import (
     NotFound,
     PlatformError,
     SkerryError,
+    Unauthorized,
     UnsupportedMediaType,
 )
 from skerry.manager.caller import Caller
@@ -149,9 +151,14 @@ class Api:
         if not operation.verb:
             return Caller(verbs=frozenset(), peer=peer_of(scope).address, request_id=request_id)
         try:
-            return await self._engine.gate.caller(scope, request_id)
-        except Denied as error:
+            caller = await self._engine.gate.caller(scope, request_id)
+        except Unauthorized as error:
             self._note_stranger(scope, operation, request_id, error)
+            raise
+        try:
+            return acting(caller, scope)
+        except Denied as error:
+            self._engine.manager.deny(caller, operation.name, error, path=scope["path"])
             raise
 
     def _check_verb(self, scope: Scope, operation: Operation, caller: Caller) -> None:
@@ -164,7 +171,9 @@ class Api:
             self._engine.manager.deny(caller, operation.name, denied, path=scope["path"])
             raise denied
 
-    def _note_stranger(self, scope: Scope, operation: Operation, request_id: str, error: Denied) -> None:
+    def _note_stranger(
+        self, scope: Scope, operation: Operation, request_id: str, error: Unauthorized
+    ) -> None:
         """In the operator's audit. One row a second, so that nobody can fill the disk with them."""
         now = time.monotonic()
         if now - self._stranger < STRANGERS_EVERY:

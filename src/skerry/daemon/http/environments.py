@@ -54,6 +54,9 @@ class Create(Body):
     profile: Text | None = None
     """Which system calls there are: `default`, `strict` or `debug`."""
     network: Network | None = None
+    """`none`, `allowlist` or `public`; never internal addresses."""
+    allow: list[Text] | None = None
+    """The rules of an allowlist: `api.example.com`, `*.example.com`, `example.com:8443`, `203.0.113.0/24:22`."""
     workspace: Workspace | None = None
     """`disk`, `memory`, or `auto`: disk where its limits can be enforced."""
     memory: Size | None = None
@@ -77,7 +80,7 @@ class Create(Body):
     def policy(self) -> Policy:
         wanted = self._given("isolation", "profile", "network", "workspace")
         limits = self._given("memory", "cpus", "pids", "fds", "disk", "inodes")
-        return Policy(**wanted, limits=Limits.parse(limits))
+        return Policy(**wanted, allow=tuple(self.allow or ()), limits=Limits.parse(limits))
 
     def rest(self) -> dict[str, Any]:
         return self._given("image", "name", "lifetime", "idle", "env")

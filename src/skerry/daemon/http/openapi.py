@@ -37,6 +37,7 @@ TAGS = {
     "environments": "Isolated places to run code in.",
     "executions": "Programs that run in an environment.",
     "files": "Files of an environment, as its own user sees them.",
+    "network": "What an environment may reach.",
     "images": "What environments are made from.",
     "tenants": "Who may use this daemon, and how much of it.",
     "audit": "What was done, by whom.",

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
+from skerry.egress.proxy import Denial
 from skerry.models import (
     Enforcement,
     EnvironmentInfo,
@@ -280,3 +281,14 @@ class Verdict(TypedDict):
     """Of the last row: write both down elsewhere, to give them to a later check."""
     broken: Broken | None
     """The first place at which the chain does not hold."""
+
+
+class NetworkDetails(TypedDict):
+    network: Literal["none", "allowlist", "public"]
+    allow: list[str]
+    connections: int
+    """That are open now."""
+    sent_bytes: int
+    received_bytes: int
+    denials: list[Denial]
+    """The last kinds of things that it was refused."""

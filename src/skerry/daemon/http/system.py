@@ -14,6 +14,7 @@ from skerry.daemon.http.answers import reply
 from skerry.daemon.http.operations import Call, Operation
 from skerry.daemon.http.requests import Body
 from skerry.daemon.http.schemas import Doctor, Health, Readiness, Stopping, Version
+from skerry.daemon.peers import peer_of
 from skerry.errors import Conflict, DaemonUnavailable, PlatformError, StoreUnavailable
 
 API_VERSION = 1
@@ -32,7 +33,13 @@ async def health(call: Call) -> Response:
 
 
 async def ready(call: Call) -> Response:
-    return reply({"status": "ready", "isolation": await call.engine.readiness.check()})
+    try:
+        return reply({"status": "ready", "isolation": await call.engine.readiness.check()})
+    except DaemonUnavailable:
+        if peer_of(call.scope).trusted:
+            raise
+        # Paths, and what is wrong with the database, are the operator's business.
+        raise DaemonUnavailable("not ready", hint="`skerry doctor` on its machine tells why") from None
 
 
 async def version(call: Call) -> Response:

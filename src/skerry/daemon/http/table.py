@@ -12,6 +12,7 @@ from skerry.daemon.http import (
     files,
     images,
     metrics,
+    network,
     system,
     tenants,
 )
@@ -22,6 +23,7 @@ OPERATIONS = (
     *events.OPERATIONS,
     *attach.OPERATIONS,
     *files.OPERATIONS,
+    *network.OPERATIONS,
     *images.OPERATIONS,
     *tenants.OPERATIONS,
     *audit.OPERATIONS,

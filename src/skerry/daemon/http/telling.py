@@ -37,7 +37,7 @@ class Telling:
     def __exit__(self, *_: object) -> None:
         self._metrics.under_way -= 1
         operation, caller = self.operation, self.caller
-        if operation is None or caller is None:
+        if operation is None or not operation.verb or caller is None:
             return
         if self._status >= 400 or operation.method != "GET" or operation.websocket:
             log.info(

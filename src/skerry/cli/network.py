@@ -1,0 +1,116 @@
+"""`net`: what an environment may reach."""
+
+from __future__ import annotations
+
+import time
+
+from skerry.cli.options import add_environment, add_json, path_of
+from skerry.cli.parser import Verb
+from skerry.cli.terminal import ago, show_json, show_table
+from skerry.client.sync.transport import Transport
+from skerry.policy import format_size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+    from typing import Any
+
+    from skerry.cli.parser import Parser
+
+
+def _change_arguments(parser: Parser) -> None:
+    add_environment(parser)
+    parser.argument("rules", "RULE", "api.example.com, *.example.com, example.com:8443", count="+")
+    add_json(parser)
+
+
+def _show_arguments(parser: Parser) -> None:
+    add_environment(parser)
+    add_json(parser)
+
+
+def _set_arguments(parser: Parser) -> None:
+    add_environment(parser)
+    parser.argument("network", "KIND", "none, allowlist or public")
+    add_json(parser)
+
+
+def _allow(args: SimpleNamespace) -> int:
+    return _change(args, "POST", "/allow", {"rules": args.rules})
+
+
+def _deny(args: SimpleNamespace) -> int:
+    return _change(args, "POST", "/deny", {"rules": args.rules})
+
+
+def _set(args: SimpleNamespace) -> int:
+    return _change(args, "PUT", "", {"network": args.network})
+
+
+def _change(args: SimpleNamespace, method: str, path: str, body: dict[str, Any]) -> int:
+    found = Transport().call(method, f"{path_of(args.environment)}/network{path}", json=body)
+    if args.json:
+        show_json(found)
+    return 0
+
+
+def _show(args: SimpleNamespace) -> int:
+    found = Transport().call("GET", f"{path_of(args.environment)}/network")
+    if args.json:
+        show_json(found)
+        return 0
+    print(f"network   {found['network']}")
+    if found["allow"]:
+        print(f"allowed   {', '.join(found['allow'])}")
+    print(
+        f"traffic   {found['connections']} connections, {format_size(found['sent_bytes'])} sent,"
+        f" {format_size(found['received_bytes'])} received"
+    )
+    if found["denials"]:
+        print()
+        show_table(
+            ("REFUSED", "PORT", "TIMES", "LAST", "WHY"),
+            (
+                (
+                    denial["host"],
+                    denial["port"] or "",
+                    denial["count"],
+                    f"{ago(time.time() - denial['at'])} ago",
+                    denial["reason"],
+                )
+                for denial in found["denials"]
+            ),
+        )
+    return 0
+
+
+VERBS = {
+    "net show": Verb(
+        "skerry net show [--json] ENV",
+        "Show what an environment may reach, how much it has sent and received, and what it was refused.",
+        "skerry net show web",
+        _show_arguments,
+        _show,
+    ),
+    "net allow": Verb(
+        "skerry net allow ENV RULE...",
+        "Add rules to an environment's allowlist. One that has no network gets an allowlist.",
+        "skerry net allow web api.example.com '*.example.org:443'",
+        _change_arguments,
+        _allow,
+    ),
+    "net deny": Verb(
+        "skerry net deny ENV RULE...",
+        "Take rules out of an environment's allowlist; connections that were made by them are cut.",
+        "skerry net deny web api.example.com",
+        _change_arguments,
+        _deny,
+    ),
+    "net set": Verb(
+        "skerry net set ENV KIND",
+        "Change the kind of an environment's network: none, allowlist or public.",
+        "skerry net set web none",
+        _set_arguments,
+        _set,
+    ),
+}

@@ -1,0 +1,122 @@
+"""Operations of an environment's network: what it may reach, and what it was refused."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from skerry.daemon.http import schemas
+from skerry.daemon.http.answers import reply
+from skerry.daemon.http.environments import Network
+from skerry.daemon.http.operations import IN_ENVIRONMENT, Call, Operation
+from skerry.daemon.http.requests import Body, Text
+from skerry.errors import EnvironmentNotFound, IsolationUnavailable
+
+
+class NewNetwork(Body):
+    network: Network
+    """`none`, `allowlist` or `public`."""
+    allow: list[Text] | None = None
+    """The rules of an allowlist, instead of those that it has: `api.example.com`, `*.example.com`, `example.com:8443`,
+    `203.0.113.0/24:22`."""
+
+
+class Rules(Body):
+    rules: list[Text]
+
+
+async def get_network(call: Call, environment_id: str) -> Response:
+    return reply(call.manager.network(call.caller, environment_id))
+
+
+async def set_network(call: Call, environment_id: str, body: NewNetwork) -> Response:
+    await call.manager.set_network(call.caller, environment_id, body.network, body.allow)
+    return await get_network(call, environment_id)
+
+
+async def allow(call: Call, environment_id: str, body: Rules) -> Response:
+    await call.manager.change_network(call.caller, environment_id, add=body.rules)
+    return await get_network(call, environment_id)
+
+
+async def deny(call: Call, environment_id: str, body: Rules) -> Response:
+    await call.manager.change_network(call.caller, environment_id, remove=body.rules)
+    return await get_network(call, environment_id)
+
+
+EXAMPLE = {
+    "network": "allowlist",
+    "allow": ["api.example.com", "*.example.org:443"],
+    "connections": 1,
+    "sent_bytes": 1204,
+    "received_bytes": 53170,
+    "denials": [
+        {
+            "at": 1767225601.5,
+            "host": "example.net",
+            "port": 443,
+            "reason": "example.net:443 is not in this environment's allowlist",
+            "count": 2,
+        }
+    ],
+}
+ERRORS = (*IN_ENVIRONMENT, IsolationUnavailable)
+
+OPERATIONS = (
+    Operation(
+        name="get_network",
+        method="GET",
+        path="/environments/{environment_id}/network",
+        tag="network",
+        verb="read",
+        summary="What it may reach, and what it was refused",
+        handler=get_network,
+        answer=schemas.NetworkDetails,
+        answer_example=EXAMPLE,
+        errors=(EnvironmentNotFound,),
+    ),
+    Operation(
+        name="set_network",
+        method="PUT",
+        path="/environments/{environment_id}/network",
+        tag="network",
+        verb="create",
+        summary="Change what it may reach",
+        text="It counts at once: for new connections, and for those that are open and not allowed any more. Internal "
+        "addresses are never reached, whatever is allowed.",
+        handler=set_network,
+        body=NewNetwork,
+        body_example={"network": "allowlist", "allow": ["api.example.com"]},
+        answer=schemas.NetworkDetails,
+        answer_example=EXAMPLE,
+        errors=ERRORS,
+    ),
+    Operation(
+        name="allow_network",
+        method="POST",
+        path="/environments/{environment_id}/network/allow",
+        tag="network",
+        verb="create",
+        summary="Add rules to its allowlist",
+        text="One that has no network gets an allowlist.",
+        handler=allow,
+        body=Rules,
+        body_example={"rules": ["api.example.com"]},
+        answer=schemas.NetworkDetails,
+        answer_example=EXAMPLE,
+        errors=ERRORS,
+    ),
+    Operation(
+        name="deny_network",
+        method="POST",
+        path="/environments/{environment_id}/network/deny",
+        tag="network",
+        verb="create",
+        summary="Take rules out of its allowlist",
+        handler=deny,
+        body=Rules,
+        body_example={"rules": ["api.example.com"]},
+        answer=schemas.NetworkDetails,
+        answer_example=EXAMPLE,
+        errors=ERRORS,
+    ),
+)

@@ -1,0 +1,110 @@
+"""The network of one environment: what it may reach, and the proxy that takes it there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from skerry.egress.proxy import Connection, Denial, Proxy, Witness, resolve
+from skerry.egress.rules import Rules
+from skerry.errors import InvalidRequest
+from skerry.manager.audit import Act, Subject, note
+from skerry.manager.caller import Caller
+from skerry.policy import Policy
+
+if TYPE_CHECKING:
+    from skerry.host.network import Sockets
+    from skerry.manager.records import Records
+
+ACTION = "network.connect"
+
+
+class Network:
+    """Made when an environment first gets a network; it stays until the environment ends."""
+
+    def __init__(
+        self, records: Records, tenant: str, subject: Subject, sockets: Sockets, rules: Rules
+    ) -> None:
+        self._witness = _Audited(records, Caller(tenant=tenant, peer="environment"), subject)
+        self._proxy = Proxy(rules, sockets.tcp, sockets.udp, self._witness, resolve)
+
+    def change(self, rules: Rules) -> None:
+        self._proxy.change(rules)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What it has done so far."""
+        proxy = self._proxy
+        return {
+            "connections": len(proxy.connections),
+            "sent_bytes": proxy.sent,
+            "received_bytes": proxy.received,
+            "denials": [asdict(denial) for denial in proxy.denials],
+        }
+
+    async def close(self) -> None:
+        await self._proxy.close()
+
+
+NOTHING: dict[str, Any] = {"connections": 0, "sent_bytes": 0, "received_bytes": 0, "denials": []}
+
+
+def with_network(policy: Policy, network: str, allow: Collection[str] | None) -> Policy:
+    """Another kind of network; None: with the rules that there are. Raises InvalidRequest."""
+    kept = policy.allow if allow is None and network == "allowlist" else tuple(dict.fromkeys(allow or ()))
+    return replace(policy, network=network, allow=kept)
+
+
+def with_rules(policy: Policy, add: Collection[str], remove: Collection[str]) -> Policy:
+    """Other rules of an allowlist, which one without a network gets. Raises InvalidRequest."""
+    if policy.network == "public":
+        raise InvalidRequest(
+            "every public address is allowed already, and single ones cannot be taken away",
+            hint="set the network to 'allowlist' first",
+        )
+    unknown = [rule for rule in remove if rule not in policy.allow]
+    if unknown:
+        raise InvalidRequest(
+            f"{unknown[0]!r} is not in the allowlist", hint=f"in it: {', '.join(policy.allow) or 'nothing'}"
+        )
+    kept = [rule for rule in policy.allow if rule not in remove]
+    kind = "allowlist" if add else policy.network
+    return replace(policy, network=kind, allow=tuple(dict.fromkeys((*kept, *add))))
+
+
+class _Audited(Witness):
+    """Every connection has an intent before it is made and a result after it; what is refused is a denial."""
+
+    def __init__(self, records: Records, caller: Caller, subject: Subject) -> None:
+        self._records = records
+        self._caller = caller
+        self._subject = subject
+        self._open: dict[Connection, Act] = {}
+
+    async def opening(self, connection: Connection) -> None:
+        act = Act(self._records, self._caller, ACTION, self._subject, _told(connection))
+        await act.begin()
+        self._open[connection] = act
+
+    def closed(self, connection: Connection) -> None:
+        act = self._open.pop(connection, None)
+        if act is not None:
+            act.end(
+                "completed" if connection.verdict == "allowed" else "failed",
+                **_told(connection),
+                verdict=connection.verdict,
+                sent_bytes=connection.sent,
+                received_bytes=connection.received,
+            )
+
+    def denied(self, denial: Denial) -> None:
+        act = Act(self._records, self._caller, ACTION, self._subject, {})
+        detail = {"host": denial.host, "port": denial.port, "reason": denial.reason}
+        note(
+            self._records.audit(self._caller.tenant, act.entry("denial", "denied", detail=detail), later=True)
+        )
+
+
+def _told(connection: Connection) -> dict[str, Any]:
+    return {"host": connection.host, "port": connection.port, "address": str(connection.address)}

@@ -1,0 +1,162 @@
+"""What an environment of a real daemon may reach, in an internet of our own."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from skerry.client.sync.client import Client
+from skerry.client.sync.environment import Environment
+from skerry.errors import InvalidRequest
+from tests import support
+from tests.integration.daemon import Daemon, started
+from tests.integration.internet import Internet, in_a_network_of_its_own, internet
+
+pytestmark = pytest.mark.root
+PUBLIC, OTHER, INTERNAL = "93.184.216.34", "93.184.216.35", "10.1.2.3"
+FETCH = """
+import sys, urllib.request, urllib.error
+try:
+    print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode().strip())
+except urllib.error.HTTPError as error:
+    print(error.code, error.read().decode().strip())
+except OSError as error:
+    print("failed:", error)
+"""
+
+
+def contained(test: Callable[..., None]) -> Callable[..., None]:
+    """A test that runs in a network of its own."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        in_a_network_of_its_own(lambda: test(*args, **kwargs))
+
+    return run
+
+
+@contextmanager
+def world(**names: str) -> Iterator[tuple[Internet, Daemon, Client]]:
+    with internet([PUBLIC, OTHER, INTERNAL]) as outside, support.temporary_home() as home:
+        outside.names = {"example.com": PUBLIC, "www.example.com": OTHER, "inside.test": INTERNAL, **names}
+        with started(home) as daemon, Client(str(home)) as client:
+            yield outside, daemon, client
+
+
+def fetch(env: Environment, url: str) -> str:
+    return env.run(["python3", "-c", FETCH, url]).stdout.strip()
+
+
+@contained
+def test_nothing_by_default() -> None:
+    with world() as (outside, _, client), Environment(client=client) as env:
+        for url in ("http://example.com/", f"http://{PUBLIC}/"):
+            assert fetch(env, url).startswith("failed:")
+        assert outside.arrived == []
+        assert outside.asked == []
+        assert env.network.show()["network"] == "none"
+
+
+@contained
+def test_exactly_what_was_allowed() -> None:
+    with world() as (outside, daemon, client), Environment(client=client, allow=["example.com"]) as env:
+        assert fetch(env, "http://example.com/") == "hello"
+        assert outside.arrived == [(PUBLIC, 80)]
+        assert fetch(env, "http://www.example.com/").startswith("failed:")
+        assert "is not in this environment's allowlist" in fetch(env, f"http://{OTHER}/")
+        assert set(outside.asked) == {"example.com"}
+        assert outside.arrived == [(PUBLIC, 80)]
+        assert [(each["host"], each["port"]) for each in env.network.denials()] == [
+            ("www.example.com", 0),
+            (OTHER, 80),
+        ]
+        rows = [
+            json.loads(line) for line in daemon.raw("GET", "/audit?action=network.connect")[2].splitlines()
+        ]
+        told = [(row["kind"], row["outcome"], row["detail"]["host"]) for row in rows]
+        assert told == [
+            ("intent", "", "example.com"),
+            ("result", "completed", "example.com"),
+            ("denial", "denied", "www.example.com"),
+            ("denial", "denied", OTHER),
+        ]
+        assert rows[1]["detail"]["address"] == PUBLIC
+        assert rows[1]["detail"]["received_bytes"] > 6
+
+
+@contained
+def test_never_the_inside() -> None:
+    with world() as (outside, _, client):
+        with Environment(client=client, network="public") as env:
+            assert fetch(env, "http://www.example.com/") == "hello"
+            assert "never reached" in fetch(env, "http://inside.test/")
+            assert "never reached" in fetch(env, f"http://{INTERNAL}/")
+        with Environment(client=client, allow=["inside.test", f"{INTERNAL}/32", "127.0.0.1"]) as env:
+            assert "never reached" in fetch(env, "http://inside.test/")
+            assert "never reached" in fetch(env, f"http://{INTERNAL}/")
+        assert outside.arrived == [(OTHER, 80)]
+
+
+@contained
+def test_a_change_counts_at_once() -> None:
+    with world() as (_, _, client), Environment(client=client) as env:
+        env.network.allow("example.com")
+        assert fetch(env, "http://example.com/") == "hello"
+        env.network.allow("*.example.com")
+        assert fetch(env, "http://www.example.com/") == "hello"
+        env.network.deny("example.com")
+        assert fetch(env, "http://example.com/").startswith(("failed:", "403"))
+        assert fetch(env, "http://www.example.com/") == "hello"
+        env.network.set("none")
+        assert fetch(env, "http://www.example.com/").startswith(("failed:", "403"))
+        env.network.set("public")
+        assert fetch(env, "http://example.com/") == "hello"
+        with pytest.raises(InvalidRequest):
+            env.network.allow("example.com")
+        info = env.info()
+        (row,) = [row for row in info.enforced if row["name"] == "network"]
+        assert (info.network, row["value"], row["enforced"]) == ("public", "public", True)
+
+
+@contained
+def test_it_outlives_the_daemon() -> None:
+    with internet([PUBLIC]) as outside, support.temporary_home() as home:
+        outside.names = {"example.com": PUBLIC}
+        with started(home) as daemon, Client(str(home)) as client:
+            env = Environment(client=client, allow=["example.com"]).create()
+            assert fetch(env, "http://example.com/") == "hello"
+            daemon.kill()
+        with started(home), Client(str(home)) as client:
+            again = Environment.get(env.id, client)
+            assert again.network.show()["allow"] == ["example.com"]
+            assert fetch(again, "http://example.com/") == "hello"
+            assert fetch(again, "http://www.example.com/").startswith("failed:")
+
+
+@contained
+def test_two_environments_do_not_reach_each_other() -> None:
+    with world() as (_, _, client):
+        with (
+            Environment(client=client, network="public") as one,
+            Environment(client=client, network="public") as two,
+        ):
+            with two.start(["python3", "-m", "http.server", "8000"]) as server:
+                ready = "import socket,time\nwhile socket.socket().connect_ex(('127.0.0.1',8000)): time.sleep(.01)"
+                two.run(["python3", "-c", ready], timeout=20)
+                assert fetch(one, "http://127.0.0.1:8000/").startswith("failed:")
+                server.kill()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["", "*", "*.com:0", "exa mple.com", "http://example.com", "1.2.3.4/8", "a" * 300, "example.com:99999"],
+)
+def test_what_is_no_rule(rule: str, daemon: Daemon) -> None:
+    problem = daemon.call("POST", "/environments", {"network": "allowlist", "allow": [rule]}, expect=400)
+    assert problem["code"] == "invalid_request"
+    assert problem["hint"] or problem["message"]
