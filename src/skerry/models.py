@@ -231,12 +231,20 @@ class ImageInfo(_Wire):
     description: str = ""
 
 
+_CONTROL = bytes({*range(32), 127} - set(b"\t\n\r"))
+
+
 def encode_bytes(data: bytes) -> tuple[str, str]:
-    """(text, encoding) for JSON: UTF-8 text as itself, anything else as base64."""
-    try:
-        return data.decode(), "utf-8"
-    except UnicodeDecodeError:
-        return base64.b64encode(data).decode(), "base64"
+    """(text, encoding) for JSON: UTF-8 text as itself, anything else as base64.
+
+    What is mostly control characters is no text either: JSON would make six bytes of each.
+    """
+    if len(data) < 1024 or len(data.translate(None, _CONTROL)) * 8 > len(data) * 7:
+        try:
+            return data.decode(), "utf-8"
+        except UnicodeDecodeError:
+            pass
+    return base64.b64encode(data).decode(), "base64"
 
 
 def decode_bytes(text: str, encoding: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,17 @@ from skerry.errors import (
 from skerry.manager import environments as module
 from skerry.manager.commands import Command
 from skerry.models import Outcome, State
-from tests.unit.stubs import CALLER, POLICY, StubBackend, StubClock, asynchronous, make_manager, until
+from skerry.store.environments import EnvironmentRecord
+from tests.unit.stubs import (
+    CALLER,
+    POLICY,
+    StubBackend,
+    StubClock,
+    StubRecords,
+    asynchronous,
+    make_manager,
+    until,
+)
 
 STEPS = ("start", "started", "connect", "open")
 
@@ -397,3 +408,39 @@ async def test_what_nobody_knows_of_is_removed_while_the_daemon_runs_and_nothing
     backend.alive.add("leftover0001")
     await manager.reconcile()
     assert backend.alive == {environment.id, (await creating).id}
+
+
+@asynchronous
+async def test_what_cannot_be_understood_is_left_alone() -> None:
+    """A row of another version, and one whose backend is not served now: neither stops a daemon, nor is swept away."""
+    common: dict[str, Any] = {
+        "tenant": "default",
+        "host": "here",
+        "state": "running",
+        "image": "mine",
+        "image_digest": "sha256:0",
+        "isolation": "namespace",
+        "cpus": 1.0,
+        "memory": 1,
+        "lifetime": 60.0,
+        "idle": 60.0,
+        "created_at": 0.0,
+        "active_at": 0.0,
+        "expires_at": 0.0,
+    }
+    rows = [
+        EnvironmentRecord(id="broken", backend=StubBackend.name, policy={"limits": {"wings": 2}}, **common),
+        EnvironmentRecord(id="foreign", backend="another", **common),
+    ]
+
+    class Records(StubRecords):
+        async def live(self) -> list[EnvironmentRecord]:
+            return rows
+
+    backend = StubBackend()
+    manager = make_manager(backend, records=Records())
+    backend.alive = {"broken", "foreign", "unknown"}
+    await manager.recover()
+    await manager.reconcile()
+    assert len(manager) == 0
+    assert backend.stops == ["unknown"]

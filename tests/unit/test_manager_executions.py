@@ -10,7 +10,7 @@ import pytest
 from skerry.errors import Busy, Conflict, ExecutionNotFound, GuestFailed, InvalidRequest
 from skerry.manager import execution as one
 from skerry.manager import executions as module
-from skerry.manager.commands import Command
+from skerry.manager.commands import OUTPUT_LIMIT, OUTPUT_LIMIT_MAX, Command
 from skerry.manager.environments import Environment, EnvironmentManager
 from skerry.manager.executions import Executions
 from skerry.models import ExecutionResult, Outcome, State
@@ -413,3 +413,22 @@ async def test_the_log_holds_what_everything_wrote_and_drops_for_slow_followers(
     rest = [entry async for entry in slow]
     assert [entry.stream for entry in rest] == [1, 0, 1]
     assert b"393216 bytes were dropped" in rest[1].data
+
+
+@asynchronous
+async def test_large_outputs_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Executions, "_large", 0)  # of the whole process
+    _, manager, environment, executions, _ = await setup()
+    other = await manager.create(CALLER, policy=POLICY)
+    assert other.executions is not None
+    large = Command(argv=["x"], output_limit=OUTPUT_LIMIT_MAX)
+    count = module.LARGE_MAX // (2 * (OUTPUT_LIMIT_MAX - OUTPUT_LIMIT))
+    admitted = [executions.prepare(CALLER, large) for _ in range(count)]
+    for home in (executions, other.executions):
+        with pytest.raises(Busy):
+            home.prepare(CALLER, large)
+        home.prepare(CALLER, Command(argv=["x"]))  # the usual is always possible
+    executions.leave(admitted[0], None)
+    other.executions.prepare(CALLER, large)
+    await manager.delete(CALLER, environment.id)
+    await manager.close()

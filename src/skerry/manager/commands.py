@@ -12,7 +12,7 @@ from skerry.guest.channel import Start
 from skerry.policy import MIB, seconds
 
 OUTPUT_LIMIT = 1 * MIB
-OUTPUT_LIMIT_MAX = 64 * MIB
+OUTPUT_LIMIT_MAX = 16 * MIB
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 USERS: dict[str, int | None] = {"appuser": None, "root": 0}

@@ -156,6 +156,8 @@ class EnvironmentManager:
         self._open_channel = open_channel
         self._reaper = Reaper(self._clock, self._expired)
         self._live: dict[str, Environment] = {}
+        self._spared: set[str] = set()
+        """What nobody could make sense of, and no sweep may remove."""
         self._names: dict[tuple[str, str], Environment] = {}
         """By tenant and name."""
         self._ended: dict[str, Environment] = {}
@@ -181,7 +183,7 @@ class EnvironmentManager:
                 ago = max(0.0, time.time() - (record.ended_at or 0.0))
                 environment.ended_at = self._clock.time() - ago
                 self._ended[environment.id] = environment
-        await asyncio.gather(*map(self._recover, records))
+        await asyncio.gather(*map(self._recover_or_spare, records))
         hit("recover.done")
 
     async def reconcile(self) -> None:
@@ -189,7 +191,7 @@ class EnvironmentManager:
 
         Raises PlatformError.
         """
-        await self._remove_all_but(self._live)
+        await self._remove_all_but(self._live.keys() | self._spared)
         await self._write_ends()
 
     async def _remove_all_but(self, known: Container[str]) -> None:
@@ -199,10 +201,22 @@ class EnvironmentManager:
                     log.warning("sweep", environment=environment_id, backend=backend.name)
                     await backend.stop(environment_id)
 
+    async def _recover_or_spare(self, record: EnvironmentRecord) -> None:
+        """One that cannot be understood keeps nobody else from being taken over, and stays as it is."""
+        try:
+            await self._recover(record)
+        except SkerryError:
+            raise
+        except Exception:
+            log.exception("it is left alone", environment=record.id)
+            self._live.pop(record.id, None)
+            self._spared.add(record.id)
+
     async def _recover(self, record: EnvironmentRecord) -> None:
         backend = self._registry.find(record.backend)
         if backend is None:
             log.error("its backend is not served", environment=record.id, backend=record.backend)
+            self._spared.add(record.id)
             return
         environment = self._remembered(record, backend)
         self._live[environment.id] = environment

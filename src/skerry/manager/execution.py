@@ -55,6 +55,8 @@ class Execution:
         self._seen = {STDOUT: Digest(), STDERR: Digest()}
         self._before = Sample(None, 0)
         self._began = 0.0
+        self.large = 0
+        """How much more output than usual it may hold."""
         self.lasting = False
         """Whether it is written down, to be taken over by the next daemon."""
 

@@ -26,6 +26,8 @@ RUNNING_MAX = 256
 WAITING_MAX = 64
 REMEMBERED_MAX = 32
 RECENT_LIMIT = 64 << 10
+LARGE_MAX = 128 << 20
+"""Bytes of output, beyond the usual limit of each, that all executions of the daemon together may hold."""
 
 
 class Line:
@@ -68,6 +70,9 @@ class Line:
 class Executions:
     """What runs in one environment, and the last that ran in the background."""
 
+    _large = 0
+    """Of all environments: see LARGE_MAX."""
+
     def __init__(
         self,
         tenant: str,
@@ -104,8 +109,8 @@ class Executions:
 
     def prepare(self, caller: Caller, command: Command) -> Execution:
         """One to `run()`; its result holds the first `output_limit` bytes of each stream. Raises Busy."""
-        limit = command.output_limit
-        return self._admit(caller, command, Head(OUTPUT_LIMIT if limit is None else limit))
+        limit = OUTPUT_LIMIT if command.output_limit is None else command.output_limit
+        return self._admit(caller, command, Head(limit), large=2 * max(0, limit - OUTPUT_LIMIT))
 
     async def start(self, caller: Caller, command: Command) -> Execution:
         """Start in the background; recent output is kept, and the next daemon takes it over should this one end.
@@ -216,7 +221,8 @@ class Executions:
                 execution.id, execution.result.outcome, execution.result.exit_code
             )
             written.add_done_callback(_retrieve)
-        self.running.pop(execution.id, None)
+        if self.running.pop(execution.id, None) is not None:
+            Executions._large -= execution.large
         self._touch()
         if line is not None:
             line.leave()
@@ -237,12 +243,18 @@ class Executions:
                 task.cancel()
         self.log.close()
 
-    def _admit(self, caller: Caller, command: Command, kept: Kept) -> Execution:
+    def _admit(self, caller: Caller, command: Command, kept: Kept, large: int = 0) -> Execution:
         if len(self.running) >= RUNNING_MAX:
             raise Busy(
                 f"{RUNNING_MAX} executions are running in this environment", hint="wait for some to end"
             )
+        if large and Executions._large + large > LARGE_MAX:
+            raise Busy(
+                "too many executions ask for a large output", hint="wait, or lower output_limit, or stream it"
+            )
         execution = Execution(self, caller, command, kept)
+        execution.large = large
+        Executions._large += large
         self.running[execution.id] = execution
         hit("execute.admitted")
         return execution
