@@ -2,6 +2,9 @@
 
 `SKERRY_DATABASE` is the URL of the store, if it is not to be a file in the home: `postgresql://...`
 
+`SKERRY_PUBLIC_RANGES` and `SKERRY_INTERNAL_RANGES` are addresses that environments with a network may, or may never,
+reach, other than the registries of special addresses say: `10.20.0.0/16, 2001:db8:7::/48`.
+
 `SKERRY_HOME` is the one directory of a daemon: socket, log, images, volumes, records. Two daemons with two
 homes share nothing. Defaults: `/var/lib/skerry` for root, `$XDG_STATE_HOME/skerry` (or
 `~/.local/state/skerry`) for everybody else, and `/tmp/skerry-<uid>` for a user without a writable home.
@@ -87,6 +90,11 @@ class Home:
         with open(fd, "w") as file:
             file.write(f"{new_id()}\n")
         return self.identity()
+
+    @staticmethod
+    def ranges(variable: str) -> list[str]:
+        """What `SKERRY_PUBLIC_RANGES` or `SKERRY_INTERNAL_RANGES` says, separated by commas."""
+        return [word for word in os.environ.get(variable, "").replace(",", " ").split() if word]
 
     @property
     def volumes(self) -> str:

@@ -25,8 +25,7 @@ def in_a_network_of_its_own(body: Callable[[], None]) -> None:
 
     def run() -> None:
         try:
-            if ctypes.CDLL(None, use_errno=True).unshare(_NEW_NET):
-                raise OSError(ctypes.get_errno(), "unshare")
+            _leave_network()
             body()
         except BaseException as error:
             failure.append(error)
@@ -47,26 +46,87 @@ class Internet:
 
 @contextmanager
 def internet(addresses: Iterable[str], ports: Iterable[int] = (80,)) -> Iterator[Internet]:
-    """These addresses, with a web server behind each port; and the machine's name servers, which know `names`."""
+    """Another network namespace, which is all that the caller's can reach: these addresses, with a web server behind
+    each port, and the machine's name servers, which know `names`."""
     made = Internet()
-    servers = [
-        words[1]
-        for line in Path("/etc/resolv.conf").read_text().splitlines()
-        if (words := line.split()) and words[0] == "nameserver" and not words[1].startswith("127.")
-    ] or ["127.0.0.1"]
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    for address in {*addresses, *(server for server in servers if not server.startswith("127."))}:
-        subprocess.run(["ip", "addr", "add", address, "dev", "lo"], check=True)
-    with ExitStack() as stack:
-        for server in servers:
-            family = socket.AF_INET6 if ":" in server else socket.AF_INET
-            asked = stack.enter_context(socket.socket(family, socket.SOCK_DGRAM))
-            asked.bind((server, 53))
-            threading.Thread(target=_answer, args=(made, asked), daemon=True).start()
-        for port in ports:
-            listener = stack.enter_context(socket.create_server(("0.0.0.0", port)))
-            threading.Thread(target=_serve, args=(made, listener), daemon=True).start()
-        yield made
+    there, go, ready, over = (threading.Event() for _ in range(4))
+    failure: list[BaseException] = []
+    thread_id = 0
+
+    def outside() -> None:
+        nonlocal thread_id
+        try:
+            _leave_network()
+            thread_id = threading.get_native_id()
+            there.set()
+            go.wait()
+            _ip("link set lo up", "link set skerry1 up", "addr add 198.51.100.2/24 dev skerry1")
+            servers = [server for server in _name_servers() if not _on_loopback(server)]
+            _ip(*(f"addr add {address} dev lo" for address in {*addresses, *servers}))
+            with ExitStack() as stack:
+                for server in servers:
+                    stack.enter_context(_name_server(made, server))
+                for port in ports:
+                    listener = stack.enter_context(socket.create_server(("0.0.0.0", port)))
+                    threading.Thread(target=_serve, args=(made, listener), daemon=True).start()
+                ready.set()
+                over.wait()
+        except BaseException as error:
+            failure.append(error)
+        finally:
+            there.set()
+            ready.set()
+
+    thread = threading.Thread(target=outside)
+    thread.start()
+    try:
+        there.wait()
+        _ip(
+            "link set lo up",
+            "link add skerry0 type veth peer name skerry1",
+            f"link set skerry1 netns {thread_id}",
+            "addr add 198.51.100.1/24 dev skerry0",
+            "link set skerry0 up",
+            "route add default via 198.51.100.2",
+        )
+        go.set()
+        ready.wait()
+        if failure:
+            raise failure[0]
+        with ExitStack() as stack:
+            for server in filter(_on_loopback, _name_servers()):
+                stack.enter_context(_name_server(made, server))
+            yield made
+    finally:
+        go.set()
+        over.set()
+        thread.join()
+
+
+def _name_servers() -> list[str]:
+    lines = [line.split() for line in Path("/etc/resolv.conf").read_text().splitlines()]
+    return [words[1] for words in lines if words[:1] == ["nameserver"]] or ["127.0.0.1"]
+
+
+def _on_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def _name_server(made: Internet, address: str) -> socket.socket:
+    asked = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
+    asked.bind((address, 53))
+    threading.Thread(target=_answer, args=(made, asked), daemon=True).start()
+    return asked
+
+
+def _ip(*commands: str) -> None:
+    for command in commands:
+        subprocess.run(["ip", *command.split()], check=True)
+
+
+def _leave_network() -> None:
+    if ctypes.CDLL(None, use_errno=True).unshare(_NEW_NET):
+        raise OSError(ctypes.get_errno(), "unshare")
 
 
 def _answer(made: Internet, asked: socket.socket) -> None:

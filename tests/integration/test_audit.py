@@ -169,6 +169,17 @@ def test_denials_are_told(daemon: Daemon) -> None:
     ]
 
 
+def test_nobody_chooses_the_audit_that_tells_of_tokens(daemon: Daemon) -> None:
+    made = daemon.call("POST", "/tokens", {"name": "x", "verbs": ["admin"]}, expect=201)
+    headers = {"authorization": f"Bearer {made['token']}", "skerry-tenant": "elsewhere"}
+    _, _, answer = daemon.raw("POST", "/tokens", {"name": "y"}, headers)
+    assert daemon.raw("PUT", "/quotas/acme", {"cpus": 1}, headers)[0] == 200
+    assert daemon.raw("DELETE", f"/tokens/{json.loads(answer)['id']}", None, headers)[0] == 200
+    found = [row for row in rows(daemon, kind="lifecycle") if row["token"] == made["id"]]
+    assert [row["action"] for row in found] == ["token.create", "quota.set", "token.revoke"]
+    assert found[0]["detail"]["tenant"] == "elsewhere"
+
+
 def test_a_file_operation_that_fails_is_told_with_its_code(daemon: Daemon) -> None:
     environment = daemon.create()
     daemon.raw("GET", f"/environments/{environment}/files/read?path=missing")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -100,6 +102,30 @@ def test_never_the_inside() -> None:
             assert "never reached" in fetch(env, "http://inside.test/")
             assert "never reached" in fetch(env, f"http://{INTERNAL}/")
         assert outside.arrived == [(OTHER, 80)]
+
+
+@contained
+def test_never_the_machine_itself() -> None:
+    with internet([PUBLIC]) as outside, support.temporary_home() as home:
+        subprocess.run(["ip", "addr", "add", OTHER, "dev", "lo"], check=True)
+        outside.names = {"www.example.com": OTHER}
+        listener = socket.create_server((OTHER, 80))
+        with listener, started(home), Client(str(home)) as client:
+            with Environment(client=client, network="public") as env:
+                for url in (f"http://{OTHER}/", "http://www.example.com/"):
+                    assert "an address of this machine" in fetch(env, url)
+            listener.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+
+
+@contained
+def test_operators_know_their_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKERRY_PUBLIC_RANGES", "10.1.0.0/16")
+    monkeypatch.setenv("SKERRY_INTERNAL_RANGES", f"{OTHER}/32, 2001:db8::/32")
+    with world() as (_, _, client), Environment(client=client, network="public") as env:
+        assert fetch(env, "http://inside.test/") == "hello"
+        assert "internal here" in fetch(env, "http://www.example.com/")
 
 
 @contained

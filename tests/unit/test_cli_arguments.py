@@ -171,6 +171,25 @@ def test_escapes_in_messages_and_names_are_shown_not_obeyed(capsys: pytest.Captu
     with serving(every_request(lambda *_: {"environments": [{**ENV, "name": evil}]})):
         assert main(["ls"]) == 0
     assert shown in capsys.readouterr().out
+    told: dict[str, Any] = {
+        "environment_id": evil,
+        "execution_id": evil,
+        "token": evil,
+        "tenant": "",
+        "verbs": [],
+    }
+    told |= {"intact": True, "seq": 1, "hash": evil, "id": "", "version": evil, "pid": 1, "home": ""}
+    with serving(every_request(lambda *_: told)):
+        for words in (
+            ["create"],
+            ["exec", "-d", "web", "true"],
+            ["token", "create", "x"],
+            ["audit", "verify"],
+        ):
+            assert main(words) == 0
+            assert shown in capsys.readouterr().out, words
+        main(["version"])
+        assert evil not in capsys.readouterr().out
 
 
 def test_create_sends_what_was_given(

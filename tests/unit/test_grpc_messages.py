@@ -29,6 +29,14 @@ def asked(message: Message) -> tuple[str, str, dict[bytes, bytes], Any]:
     return scope["method"], target, dict(scope["headers"]), json.loads(body) if body else None
 
 
+def test_a_number_that_an_enum_does_not_have() -> None:
+    message = environments_pb2.ListEnvironmentsRequest()
+    field = message.DESCRIPTOR.fields_by_name["state"]
+    broken = type(message).FromString(bytes((field.number << 3, 127)))
+    with pytest.raises(InvalidRequest, match="state cannot be 127"):
+        asked(broken)
+
+
 def test_a_body_has_what_was_given_and_nothing_else() -> None:
     message = environments_pb2.CreateEnvironmentRequest(
         name="", memory=64 << 20, env={"A": "ä"}, idempotency_key="k1"

@@ -107,7 +107,7 @@ def _verify(args: SimpleNamespace) -> int:
         show_json(found)
     elif found["intact"]:
         say(f"intact: {found['seq']} rows")
-        print(f"{found['seq']} {found['hash']}")
+        print(clean(f"{found['seq']} {found['hash']}"))
     else:
         broken = found["broken"]
         say(f"BROKEN at row {broken['seq']}: {broken['reason']}")

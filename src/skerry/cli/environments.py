@@ -37,7 +37,7 @@ def _create(args: SimpleNamespace) -> int:
     if args.json:
         show_json(info)
     else:
-        print(info["environment_id"])
+        print(clean(info["environment_id"]))
     return 0
 
 
@@ -57,7 +57,7 @@ def _ls(args: SimpleNamespace) -> int:
         show_json(found)
     elif args.quiet:
         for info in found:
-            print(info["environment_id"])
+            print(clean(info["environment_id"]))
     else:
         now = time.time()
         show_table(
@@ -143,7 +143,7 @@ def _rm(args: SimpleNamespace) -> int:
                 code = 2 if error.status < 500 else 125
             continue
         if not args.json:
-            print(deleted[-1])
+            print(clean(deleted[-1]))
     if args.json:
         show_json({"deleted": deleted})
     elif args.all and not refs:

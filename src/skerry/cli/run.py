@@ -18,7 +18,7 @@ from skerry.cli.options import (
     path_of,
 )
 from skerry.cli.parser import Verb
-from skerry.cli.terminal import say, show_json
+from skerry.cli.terminal import clean, say, show_json
 from skerry.client.sync.transport import Transport
 from skerry.errors import InvalidRequest, SkerryError
 
@@ -126,7 +126,7 @@ def _exec(args: SimpleNamespace) -> int:
     if args.detach:
         if args.timeout is not None:
             request["timeout"] = args.timeout
-        print(transport.call("POST", f"{path}/executions", json=request)["execution_id"])
+        print(clean(transport.call("POST", f"{path}/executions", json=request)["execution_id"]))
         return 0
     _check_terminal(args)
     with Signals() as signals:

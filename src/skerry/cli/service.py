@@ -8,7 +8,7 @@ import sys
 from skerry import __version__
 from skerry.cli.options import add_json
 from skerry.cli.parser import Verb
-from skerry.cli.terminal import say, show_json, show_table
+from skerry.cli.terminal import clean, say, show_json, show_table
 from skerry.errors import DaemonUnavailable
 
 TYPE_CHECKING = False
@@ -96,7 +96,7 @@ def _version(args: SimpleNamespace) -> int:
     if daemon is None:
         print("daemon: not running")
     else:
-        print(f"daemon: {daemon['version']}, pid {daemon['pid']}, {daemon['home']}")
+        print(clean(f"daemon: {daemon['version']}, pid {daemon['pid']}, {daemon['home']}"))
     return 0
 
 

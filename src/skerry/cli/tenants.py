@@ -6,7 +6,7 @@ import time
 
 from skerry.cli.options import add_json
 from skerry.cli.parser import Verb
-from skerry.cli.terminal import ago, say, show_json, show_table
+from skerry.cli.terminal import ago, clean, say, show_json, show_table
 from skerry.client.sync.client import Client
 from skerry.policy import format_size
 
@@ -40,7 +40,7 @@ def _create(args: SimpleNamespace) -> int:
         show_json(made)
     else:
         say(f"token {made['id']} of {made['tenant']}: {', '.join(made['verbs'])}. It is not shown again.")
-        print(made["token"])
+        print(clean(made["token"]))
     return 0
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,9 @@ from skerry.daemon.http.operations import Engine
 from skerry.daemon.http.readiness import Readiness
 from skerry.daemon.metrics import MeasuredRecords, Metrics
 from skerry.daemon.server import Server, listen, unlisten
+from skerry.egress.addresses import Address, Network, Ranges, parse_network
 from skerry.errors import InvalidRequest, SkerryError
+from skerry.host.interfaces import own_addresses
 from skerry.images.store import ImageStore
 from skerry.manager.environments import EnvironmentManager
 from skerry.settings import Home
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 
 BACKENDS: dict[str, Callable[[str], Backend]] = {"namespace": NamespaceBackend, "fake": FakeBackend}
 IDLE_LOOK = 1.0
+OWN_ADDRESSES_KEPT = 5.0
+"""Seconds."""
 SWEEP_EVERY = 10.0
 
 log = structlog.get_logger(component="daemon")
@@ -48,6 +53,24 @@ def make_registry(home: Home, backend: str | None) -> Registry:
     if backend not in BACKENDS:
         raise InvalidRequest(f"unknown backend {backend!r}", hint=f"known: {', '.join(BACKENDS)}")
     return Registry([BACKENDS[backend](home.path)], chosen=True)
+
+
+def make_ranges(home: Home) -> Ranges:
+    """What counts as public here. Raises InvalidRequest."""
+
+    def networks(variable: str) -> tuple[Network, ...]:
+        return tuple(parse_network(text, variable) for text in home.ranges(variable))
+
+    known: frozenset[Address] = frozenset()
+    until = 0.0
+
+    def own() -> frozenset[Address]:
+        nonlocal known, until
+        if time.monotonic() >= until:
+            known, until = own_addresses(), time.monotonic() + OWN_ADDRESSES_KEPT
+        return known
+
+    return Ranges(networks("SKERRY_PUBLIC_RANGES"), networks("SKERRY_INTERNAL_RANGES"), own)
 
 
 async def serve(
@@ -70,7 +93,9 @@ async def serve(
     registry = make_registry(home, backend)
     database = await Store.open(home.database)
     metrics = Metrics()
-    manager = EnvironmentManager(registry, store, MeasuredRecords(database, home.identity(), metrics))
+    ranges = make_ranges(home)
+    records = MeasuredRecords(database, home.identity(), metrics)
+    manager = EnvironmentManager(registry, store, records, ranges=ranges)
     stopping = asyncio.Event()
     gate = Gate(database)
     readiness = Readiness(manager, database, home.path)

@@ -161,7 +161,7 @@ def acting(caller: Caller, scope: Scope) -> Caller:
     check_tenant(tenant)
     if "admin" not in caller.verbs:
         raise Denied(f"{caller.who} is of the tenant {caller.tenant!r}, and may not act for others")
-    return replace(caller, tenant=tenant)
+    return replace(caller, tenant=tenant, home=caller.tenant)
 
 
 def check_tenant(name: str) -> None:

@@ -7,7 +7,7 @@ only the range that is given out to networks counts, and no form that has an IPv
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from skerry.errors import InvalidRequest
@@ -60,9 +60,13 @@ class Ranges:
 
     public: tuple[Network, ...] = ()
     internal: tuple[Network, ...] = ()
+    own: Callable[[], Container[Address]] = frozenset
+    """The addresses of this machine, which are never public."""
 
     def why_not(self, address: Address) -> str:
         """Why an address is not public, for people; "" for one that is."""
+        if address in self.own():
+            return "an address of this machine"
         if _within(address, self.internal):
             return "internal here"
         if _within(address, self.public):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 VERBS = ("read", "create", "execute", "write", "delete", "images", "audit", "admin")
 """What a token can allow: look at things and read files, create environments, run things in them, write files,
@@ -24,10 +24,17 @@ class Caller:
     request_id: str = ""
     traceparent: str = ""
     """The W3C trace context that came with the request, if any."""
+    home: str = ""
+    """The caller's own tenant, while it acts for another."""
 
     @property
     def trace_id(self) -> str:
         return self.traceparent[3:35]
+
+    @property
+    def itself(self) -> Caller:
+        """Acting for nobody: what is done to the daemon is told at home, where nobody can choose another audit."""
+        return replace(self, tenant=self.home, home="") if self.home else self
 
     @property
     def who(self) -> str:

@@ -154,14 +154,14 @@ class EnvironmentManager:
         *,
         clock: Clock | None = None,
         open_channel: Callable[[socket], Awaitable[Channel]] = Channel.begin,
-        ranges: Callable[[], Ranges] = Ranges,
+        ranges: Ranges | None = None,
     ) -> None:
         self._registry = registry
         self._images = images
         self._records = records
         self._clock: Clock = clock or asyncio.get_running_loop()
         self._open_channel = open_channel
-        self._ranges = ranges
+        self._ranges = ranges or Ranges()
         self._reaper = Reaper(self._clock, self._expired)
         self._live: dict[str, Environment] = {}
         self._spared: set[str] = set()
@@ -684,7 +684,7 @@ class EnvironmentManager:
 
     def _rules(self, policy: Policy) -> Rules:
         """Raises InvalidRequest."""
-        return Rules.parse(policy.network, policy.allow, self._ranges())
+        return Rules.parse(policy.network, policy.allow, self._ranges)
 
     async def _open_network(self, environment: Environment, policy: Policy) -> Network:
         rules = self._rules(policy)

@@ -35,7 +35,7 @@ def parse(kind: type[AnyMessage], data: bytes) -> AnyMessage:
 
 
 def to_json(message: Message) -> dict[str, Any]:
-    """What was given, and nothing else."""
+    """What was given, and nothing else. Raises InvalidRequest for a number that an enum does not have."""
     found: dict[str, Any] = {}
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_BYTES:
@@ -51,6 +51,8 @@ def to_json(message: Message) -> dict[str, Any]:
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
             found[field.name] = to_json(value)
         elif field.type == FieldDescriptor.TYPE_ENUM:
+            if value not in words(field.enum_type):
+                raise InvalidRequest(f"{field.name} cannot be {value}")
             found[field.name] = words(field.enum_type)[value]
         else:
             found[field.name] = value

@@ -13,12 +13,16 @@ from starlette.responses import Response
 from skerry.daemon.http import schemas
 from skerry.daemon.http.answers import Stream, begun, line, reply
 from skerry.daemon.http.operations import NDJSON, Call, Operation, Parameter
-from skerry.errors import InvalidRequest, StoreUnavailable
+from skerry.errors import Busy, InvalidRequest, StoreUnavailable
 from skerry.store import audit
 from skerry.store.audit import AuditRow, Head
 
 LOOK_AGAIN = 0.5
 """Seconds between two looks for rows that came: another daemon may have written them."""
+# It reads all rows, which can take long: whoever needs the store, for a look at a token say, must not wait for it.
+_one_verification = asyncio.Lock()
+_verifying: set[str] = set()
+"""Tenants, each once: nobody may fill the queue."""
 KINDS = ("intent", "result", "denial", "lifecycle")
 
 
@@ -64,12 +68,19 @@ async def verify_audit(call: Call, seq: int | None, hash: str) -> Response:
         raise InvalidRequest(
             "seq and hash belong together: both are of a row that was written down elsewhere"
         )
-    await _settle(call)
     remembered = None if seq is None else Head(seq, hash)
     tenant = call.caller.tenant
-    broken, head = await call.engine.database.read(
-        lambda tx: (audit.verify(tx, tenant, remembered), audit.head(tx, tenant))
-    )
+    if tenant in _verifying:
+        raise Busy("this audit is being verified already", hint="wait for the answer")
+    _verifying.add(tenant)
+    try:
+        async with _one_verification:
+            await _settle(call)
+            broken, head = await call.engine.database.read(
+                lambda tx: (audit.verify(tx, tenant, remembered), audit.head(tx, tenant))
+            )
+    finally:
+        _verifying.discard(tenant)
     return reply(
         {
             "intact": broken is None,
@@ -87,10 +98,14 @@ async def _settle(call: Call) -> None:
 
 
 async def _rows(call: Call, after: int, follow: bool, filters: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+    database, tenant = call.engine.database, call.caller.tenant
     while True:
-        async for page in audit.pages(call.engine.database, call.caller.tenant, after=after, **filters):
-            yield b"".join(line(asdict(row)) for row in page)
-            after = page[-1].seq
+        last = await database.read(lambda tx: audit.head(tx, tenant))
+        if last.seq > after or not follow:
+            async for page in audit.pages(database, tenant, after=after, **filters):
+                yield b"".join(line(asdict(row)) for row in page)
+                after = page[-1].seq
+            after = max(after, last.seq)  # rows that do not fit are not looked at again
         if not follow:
             return
         await asyncio.sleep(LOOK_AGAIN)
@@ -165,6 +180,6 @@ OPERATIONS = (
         ),
         answer=schemas.Verdict,
         answer_example={"intact": True, "seq": 17, "hash": ROW["hash"], "broken": None},
-        errors=(StoreUnavailable,),
+        errors=(Busy, StoreUnavailable),
     ),
 )

@@ -82,7 +82,7 @@ async def stop(call: Call, body: Stop) -> Response:
         raise Conflict(
             f"{len(call.manager)} environments are alive", hint="stop with force to delete them too"
         )
-    async with call.manager.act(call.caller, "daemon.stop", force=body.force):
+    async with call.manager.act(call.caller.itself, "daemon.stop", force=body.force):
         await call.manager.delete_all("the daemon stopped")
     call.engine.stop()
     return reply({"stopping": True})

@@ -131,8 +131,9 @@ def _shown(token: Token) -> dict[str, Any]:
 
 def _tell(call: Call, tx: Connection, action: str, detail: dict[str, Any]) -> None:
     """In the audit of the operator, with what it is about: all of it is written down, or nothing."""
-    entry = call.manager.act(call.caller, action).entry("lifecycle", "completed", detail=detail)
-    audit.append(tx, call.caller.tenant, (entry,))
+    caller = call.caller.itself
+    entry = call.manager.act(caller, action).entry("lifecycle", "completed", detail=detail)
+    audit.append(tx, caller.tenant, (entry,))
 
 
 TOKEN = {
