@@ -45,6 +45,7 @@ ROOTLESS = Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967
 
 _NEW_NET = 0x40000000
 _DROP_FROM_BOUNDING_SET = 24
+_MAP_ROOT = 31  # CAP_SETFCAP
 _AGENT = """
 import json, os, socket, ssl, struct, sys, time
 control = socket.socket(fileno=0)
@@ -112,7 +113,7 @@ def _internet() -> Any:
     """The sockets at which it listens. This thread is on the host afterwards."""
     with contextlib.ExitStack() as stack:
         _new_network()
-        _ip("link set lo up", "route add local 0.0.0.0/0 dev lo", "-6 route add local ::/0 dev lo")
+        _ip("link set lo up", "route add local 0.0.0.0/0 dev lo", "-6 route add local ::/0 dev lo table main")
         listening = [stack.enter_context(one) for one in _listen()]
         keeper = stack.enter_context(subprocess.Popen(["sleep", "infinity"]))
         stack.callback(keeper.kill)
@@ -159,12 +160,13 @@ def _listen() -> list[socket.socket]:
 
 
 def _drop_capabilities() -> None:
-    """Of this thread, and of what it starts."""
+    """Of this thread, and of what it starts; but one, without which root cannot give itself to a new namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
-    for number in range(41):
+    for number in set(range(41)) - {_MAP_ROOT}:
         libc.prctl(_DROP_FROM_BOUNDING_SET, number, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    if libc.capset(header, (ctypes.c_uint32 * 6)()):
+    kept = (ctypes.c_uint32 * 6)(1 << _MAP_ROOT, 1 << _MAP_ROOT)
+    if libc.capset(header, kept):
         raise OSError(ctypes.get_errno(), "capset")
 
 
@@ -316,7 +318,7 @@ async def _environment(made: World) -> AsyncIterator[None]:
                 *("unshare", "--map-root-user", "--user", "--net", "--mount", "--", "sh", "-c", script, "sh"),
                 *(names.name, sys.executable, _AGENT),
             ],
-            stdin=theirs,
+            stdin=theirs.fileno(),
         )
         made.agent = agent.pid
         made._lines = await asyncio.open_connection(sock=ours, limit=1 << 24)
