@@ -88,6 +88,8 @@ def _within(address: Address, networks: Iterable[Network]) -> bool:
 def parse_network(text: str, what: str) -> Network:
     """An address or a range, in the one way to write it. Raises InvalidRequest."""
     try:
+        if "%" in text:
+            raise ValueError("a range is not of one link")
         return ipaddress.ip_network(text)
     except ValueError as error:
         raise InvalidRequest(f"{what} {text!r} is not an address or a range: {error}") from error

@@ -73,8 +73,8 @@ class Rule:
 def _split(text: str) -> tuple[str, str | None]:
     """What is allowed, and the port. An IPv6 address has a port only behind brackets or the length of a range."""
     if text.startswith("["):
-        what, _, rest = text[1:].partition("]")
-        if ":" not in what or (rest and not rest.startswith(":")):
+        what, closed, rest = text[1:].partition("]")
+        if not closed or ":" not in what or (rest and not rest.startswith(":")):
             raise InvalidRequest(f"{text!r} is not a rule for the network", hint=HINT)
         return what, rest[1:] if rest else None
     head, slash, tail = text.rpartition("/")
