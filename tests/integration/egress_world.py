@@ -39,6 +39,8 @@ PORTS = (22, 25, 53, 80, 443, 2375, 5000, 8080, 8443)
 HOST = ("192.168.77.2", "93.184.200.2", "2a00:77::2")
 """Addresses of the host, private and public."""
 GATEWAY = ("192.168.77.1", "2a00:77::1")
+SILENT = "93.184.99.1"
+"""Never answers."""
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok"
 ROOTLESS = Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]
 """The tests run as a user, who is root in a namespace only: then the proxy has no capabilities there either."""
@@ -50,6 +52,7 @@ _AGENT = """
 import json, os, socket, ssl, struct, sys, time
 control = socket.socket(fileno=0)
 lines = control.makefile("rw")
+kept = {}
 print("up", file=lines, flush=True)
 
 def ask(host, port, say=b"", timeout=10, read=1 << 20):
@@ -126,6 +129,7 @@ def _internet() -> Any:
         _ip("link set net0 up", "addr add 192.168.77.1/24 dev net0", prefix=inside)
         _ip("addr add 2a00:77::1/64 dev net0 nodad", prefix=inside)
         _ip(f"route add default via {GATEWAY[0]}", f"-6 route add default via {GATEWAY[1]}")
+        _ip(f"route add {SILENT} via 192.168.77.99")
         listening += [stack.enter_context(one) for one in _listen()]
         yield listening
 
@@ -229,7 +233,7 @@ class World:
             writer.write(OK)
 
     async def run(self, code: str) -> Any:
-        """Run a program in the environment; what it has as `answer` afterwards."""
+        """Run a program in the environment; what it has as `answer` afterwards. In `kept` it may keep things."""
         reader, writer = self._lines
         writer.write(json.dumps(code).encode() + b"\n")
         return json.loads(await reader.readline())

@@ -22,7 +22,8 @@ def test_egress_of_a_plain_user(as_nobody: Nobody) -> None:
     here = Path(__file__)
     files = [f"tests/integration/{path.name}" for path in here.parent.glob("test_egress*.py") if path != here]
     done = as_nobody.run(
-        [*alone, as_nobody.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *sorted(files)], timeout=280
+        [*alone, as_nobody.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *sorted(files)],
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr
     assert "passed" in done.stdout

@@ -1,0 +1,273 @@
+"""What one environment can use up of the daemon: connections, bytes, memory, descriptors, the turns of others."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from pathlib import Path
+
+import pytest
+
+from skerry.egress import proxy as proxies
+from skerry.egress import relay
+from skerry.egress.addresses import Address
+from skerry.egress.proxy import DENIALS_MAX, TOLD_AT_ONCE, Limits
+from tests.integration.egress_world import OK, SILENT, World, in_a_network_of_its_own, world
+from tests.integration.test_egress import NAMES, OPEN, PUBLIC, READ, echo, http, question
+
+pytestmark = pytest.mark.root
+MANY = """
+import selectors
+def many(count, host, port, say, at_once=500):
+    "Connect, say something, read to the end; how many heard something."
+    heard, begun, waiting = 0, 0, selectors.DefaultSelector()
+    open_now = 0
+    while begun < count or open_now:
+        while begun < count and open_now < at_once:
+            s = socket.socket()
+            s.settimeout(10)
+            begun += 1
+            try:
+                s.connect((host, port))
+                s.sendall(say)
+            except OSError:
+                s.close()
+                continue
+            s.setblocking(False)
+            waiting.register(s, selectors.EVENT_READ)
+            open_now += 1
+        for key, _ in waiting.select(10):
+            try:
+                data = key.fileobj.recv(4096)
+            except OSError:
+                data = b""
+            if data:
+                heard += 1
+            waiting.unregister(key.fileobj)
+            key.fileobj.close()
+            open_now -= 1
+    return heard
+"""
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def settled(it: World) -> None:
+    """Until the last connection has ended."""
+    while it.proxy.connections:
+        await asyncio.gather(
+            *(each.task for each in it.proxy.connections if each.task), return_exceptions=True
+        )
+
+
+def test_connections_at_once() -> None:
+    async def main() -> None:
+        async with world("public", names=NAMES, limits=Limits(connections_max=5)) as it:
+            it.server = echo
+            code = (
+                "answer = []\n"
+                "for number in range(8):\n"
+                "    try:\n"
+                "        s = kept[number] = socket.create_connection(('9.9.9.9', 22), 10)\n"
+                "        s.sendall(b'x')\n"
+                "        answer.append(s.recv(1).decode())\n"
+                "    except OSError: answer.append('-')\n"
+            )
+            assert await it.run(code) == ["x"] * 5 + ["-"] * 3
+            assert [(denial.count, "too many" in denial.reason) for denial in it.proxy.denials] == [(3, True)]
+            await it.run("for s in kept.values(): s.close()\nkept.clear()")
+            await settled(it)
+            assert await it.run(code) == ["x"] * 5 + ["-"] * 3
+
+    in_a_network_of_its_own(main)
+
+
+def test_bytes() -> None:
+    async def main() -> None:
+        async with world("public", names=NAMES, limits=Limits(bytes_max=1000)) as it:
+            it.server = echo
+            assert await it.run(OPEN.format("9.9.9.9", 22, b"x" * 50)) == "x" * 50
+            assert (it.proxy.sent, it.proxy.received) == (50, 50)
+            more = f"kept['9.9.9.9'].sendall({b'x' * 901!r})\n" + READ.format("9.9.9.9")
+            assert await it.run(more) == "ConnectionResetError"
+            await it.ledger.until(lambda: it.ledger.finished)
+            assert "1000 bytes" in it.ledger.finished[0].verdict
+            assert (it.proxy.sent, it.proxy.received) == (50, 50), "what would be too much is not passed on"
+            _, heard = await it.ask("example.com", 80, http("example.com"))
+            assert b"used up" in heard
+
+    in_a_network_of_its_own(main)
+
+
+def test_ten_thousand_attempts_that_are_refused() -> None:
+    async def main() -> None:
+        async with world("allowlist", names=NAMES) as it:
+            before = descriptors()
+            assert await it.run(MANY + f"answer = many(1000, '10.0.0.1', 80, {http('x')!r}, 200)") == 1000
+            await settled(it)
+            memory = resident()
+            code = (
+                "answer = 0\n"
+                "for part in range(90):\n"
+                f"    answer += many(100, f'10.0.{{part}}.1', 80, {http('x')!r}, 100)\n"
+            )
+            assert await it.run(MANY + code) == 9000
+            await settled(it)
+            assert it.proxy.denied == 10_000
+            assert len(it.proxy.denials) == 90
+            assert sum(denial.count for denial in it.proxy.denials) == 10_000
+            assert resident() - memory < 8 << 20
+            assert descriptors() == before
+            assert it.arrived == []
+
+    in_a_network_of_its_own(main)
+
+
+def test_many_different_denials_are_counted_and_not_all_told() -> None:
+    async def main() -> None:
+        async with world("allowlist") as it:
+            for number in range(0, 2000, 50):
+                packets = [question(f"n{each}.example") for each in range(number, number + 50)]
+                code = (
+                    "answer = 0\n"
+                    "with socket.socket(2, 2) as s:\n"
+                    "    s.settimeout(5)\n"
+                    f"    for packet in {packets!r}:\n"
+                    "        s.sendto(packet, ('9.9.9.9', 53))\n"
+                    "        answer += len(s.recv(512)) > 0\n"
+                )
+                assert await it.run(code) == 50
+            assert it.proxy.denied == 2000
+            assert len(it.proxy.denials) == DENIALS_MAX
+            assert TOLD_AT_ONCE <= len(it.ledger.refused) < 1000
+
+    in_a_network_of_its_own(main)
+
+
+def test_a_thousand_connections_at_once() -> None:
+    """All are served, and a second thousand costs nothing more than the first did."""
+
+    async def main() -> None:
+        async with world("public", names=NAMES) as it:
+            it.server = echo
+            code = (
+                "import resource\n"
+                "resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))\n"
+                "held = [socket.create_connection(('9.9.9.9', 22), 30) for _ in range(1000)]\n"
+                "for s in held: s.sendall(b'hello')\n"
+                "answer = sum(s.recv(5) == b'hello' for s in held)\n"
+                "kept['held'] = held\n"
+            )
+            before = descriptors()
+            sizes = []
+            for _ in range(3):
+                assert await it.run(code) == 1000
+                assert len(it.proxy.connections) == 1000
+                await it.run("for s in kept.pop('held'): s.close()")
+                await settled(it)
+                gc.collect()
+                sizes.append(resident())
+            assert sizes[-1] - sizes[0] < 4 << 20
+            it.ledger.finished.clear()
+            while descriptors() > before:  # noqa: ASYNC110 -- the servers of this internet end in their own time
+                await asyncio.sleep(0)
+
+    in_a_network_of_its_own(main)
+
+
+def test_who_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxies, "FIRST_WORDS_SECONDS", 0.05)
+    monkeypatch.setattr(relay, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(relay, "IDLE_SECONDS", 0.2)
+
+    async def main() -> None:
+        async with world("public", names=NAMES) as it:
+            it.server = echo
+            for say in (b"", b"GET / HTTP/1.1\r\n", b"\x16\x03\x01"):
+                error, _ = await it.ask("example.com", 80, say)
+                assert "ConnectionResetError" in error
+            assert (it.arrived, it.ledger.opened, it.proxy.denied) == ([], [], 0)
+            error, _ = await it.ask("any.example", 22)
+            assert "ConnectionResetError" in error
+            error, _ = await it.ask("any.example", 22, b"something")
+            assert "ConnectionResetError" in error
+            await it.ledger.until(lambda: len(it.ledger.finished) == 2)
+            assert {done.verdict for done in it.ledger.finished} == {"failed: nothing was said for too long"}
+
+    in_a_network_of_its_own(main)
+
+
+def test_who_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next address of the name is tried; if there is none, the client hears of it."""
+    monkeypatch.setattr(proxies, "DIAL_SECONDS", 0.1)
+
+    async def main() -> None:
+        names = {"a.example": [SILENT, PUBLIC], "b.example": [SILENT], "c.example": [SILENT] * 1000}
+        async with world("public", names=names) as it:
+            assert await it.ask("a.example", 80, http("a.example")) == ("", OK)
+            await it.ledger.until(lambda: it.ledger.finished)
+            assert str(it.ledger.finished[0].address) == PUBLIC
+            for name in ("b.example", "c.example"):
+                error, _ = await it.ask(name, 80, http(name))
+                assert "ConnectionResetError" in error
+                assert it.proxy.connections == set()
+            await it.ledger.until(lambda: len(it.ledger.finished) == 3)
+            assert {done.verdict for done in it.ledger.finished[1:]} == {"failed: it does not answer"}
+
+    in_a_network_of_its_own(main)
+
+
+def test_names_that_take_for_ever_hold_up_their_own_environment_alone() -> None:
+    async def main() -> None:
+        async with world("public") as it:
+            under_way = 0
+
+            async def resolve(name: str) -> list[Address]:
+                nonlocal under_way
+                under_way += 1
+                await asyncio.Event().wait()
+                raise AssertionError
+
+            it.proxy._resolve = resolve
+            for number in range(300):
+                assert await it.query(question(f"n{number}.example"), timeout=0.001) is None
+            assert under_way == proxies.RESOLVING_MAX
+            assert len(it.proxy._queries) == proxies.QUERIES_MAX
+
+    in_a_network_of_its_own(main)
+
+
+@pytest.mark.parametrize("flood", ["datagrams", "connections", "bytes"])
+def test_others_have_their_turn(flood: str) -> None:
+    """While an environment sends as much as it can, the daemon does something else between."""
+    floods = {
+        "datagrams": "with socket.socket(2, 2) as s:\n"
+        f"    for _ in range(20_000): s.sendto({question('n.example')!r}, ('9.9.9.9', 53))",
+        "connections": MANY + f"many(2000, '10.0.0.1', 80, {http('x')!r}, 200)",
+        "bytes": "with socket.create_connection(('9.9.9.9', 22), 10) as s:\n"
+        "    for _ in range(200): s.sendall(bytes(1 << 20))",
+    }
+
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1 << 20):
+            pass
+
+    async def main() -> None:
+        async with world("public") as it:
+            it.server = swallow
+            turns = 0
+            flooding = asyncio.create_task(it.run(floods[flood]))
+            while not flooding.done():
+                await asyncio.sleep(0)
+                turns += 1
+            assert turns > 100
+
+    in_a_network_of_its_own(main)
