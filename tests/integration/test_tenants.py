@@ -170,7 +170,7 @@ def test_one_verb_is_enough(operation: Operation, world: World) -> None:
         world = make_world(world.daemon, world.port)
     status, problem = world.ask(operation, world.token(operation.verb)[1])
     assert status not in (401, 403), problem
-    assert status < 500, problem
+    assert status < 500 or problem["code"] == "isolation_unavailable", problem  # `fake` has no network
 
 
 @pytest.mark.parametrize("operation", OF_AN_ENVIRONMENT, ids=lambda operation: operation.name)
