@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -59,6 +60,11 @@ GRACE = 60.0
 ORPHAN_MIN = 3600.0
 """An environment ends by itself when it is without a daemon for its lifetime, or for this long if that is longer."""
 PREFIX_MIN = 3
+DENIALS_A_SECOND = 10
+"""Rows in the audit for each token; of those without one, all together, one."""
+DENIERS_MAX = 1000
+REFUSED_FOR = 10.0
+"""Seconds for which a tenant without room in its quota has to wait for the store before anything is made for it."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 log = structlog.get_logger(component="manager")
@@ -156,6 +162,10 @@ class EnvironmentManager:
         self._open_channel = open_channel
         self._reaper = Reaper(self._clock, self._expired)
         self._live: dict[str, Environment] = {}
+        self._denials: dict[str, tuple[float, int]] = {}
+        """By token: when its last second began, and how many there were since."""
+        self._refused: dict[str, float] = {}
+        """Tenants that had no room in their quota, and when."""
         self._spared: set[str] = set()
         """What nobody could make sense of, and no sweep may remove."""
         self._names: dict[tuple[str, str], Environment] = {}
@@ -297,8 +307,23 @@ class EnvironmentManager:
         return Act(self._records, caller, action, None, detail)
 
     def deny(self, caller: Caller, action: str, error: SkerryError, **detail: Any) -> None:
-        """Write down that a caller was refused something."""
+        """Write down that a caller was refused something; so often a second, so that nobody fills the disk with it."""
+        most = DENIALS_A_SECOND if caller.token else 1
+        since, count = self._denials.pop(caller.token, (0.0, 0))
+        now = time.monotonic()
+        if now - since < 1.0:
+            self._denials[caller.token] = since, count + 1
+            if count >= most:
+                return
+            untold = 0
+        else:
+            self._denials[caller.token] = now, 1
+            untold = max(0, count - most)
+        if len(self._denials) > DENIERS_MAX:
+            del self._denials[next(iter(self._denials))]
+        log.warning("refused", action=action, code=error.code, who=caller.who, request=caller.request_id)
         act = Act(self._records, caller, action, None, {})
+        detail["not_told_before"] = untold or None
         note(self._records.audit(caller.tenant, act.entry("denial", error.code, detail=detail)))
 
     async def create(
@@ -369,6 +394,7 @@ class EnvironmentManager:
         except Exception as error:
             act.failed(error)
             if isinstance(error, QuotaExceeded):
+                self._refused[caller.tenant] = time.monotonic()
                 self.deny(caller, "environment.create", error, **error.detail)
             log.warning("create failed", environment=environment.id, error=str(error))
             with contextlib.suppress(SkerryError):
@@ -405,16 +431,15 @@ class EnvironmentManager:
         Raises EnvironmentNotFound, InvalidRequest.
         """
         tenant = caller.tenant
-        found = self._live.get(ref) or self._names.get((tenant, ref))
-        if found is None:
-            self._purge()
-            found = self._ended.get(ref)
+        found = self._live.get(ref)
         if found is not None and found.tenant == tenant:
             return found
-        missing = EnvironmentNotFound(f"no environment {ref!r}", hint="`skerry ls` lists those that run")
-        if found is not None:
-            self.deny(caller, "environment.find", missing, environment_id=ref)
-            raise missing
+        if (named := self._names.get((tenant, ref))) is not None:
+            return named
+        self._purge()
+        found = found or self._ended.get(ref)
+        if found is not None and found.tenant == tenant:
+            return found
         if PREFIX_MIN <= len(ref) < LENGTH:
             for table in (self._live, self._ended):
                 matches = [
@@ -431,6 +456,9 @@ class EnvironmentManager:
         for environment in reversed(self._ended.values()):
             if ref and environment.name == ref and environment.tenant == tenant:
                 return environment
+        missing = EnvironmentNotFound(f"no environment {ref!r}", hint="`skerry ls` lists those that run")
+        if found is not None:
+            self.deny(caller, "environment.find", missing, environment_id=ref)
         raise missing
 
     def running(self, caller: Caller, ref: str) -> tuple[Environment, Executions]:
@@ -583,7 +611,8 @@ class EnvironmentManager:
         orphan = max(environment.lease.lifetime, ORPHAN_MIN)
         spec = InstanceSpec(environment.id, environment.image, environment.policy, orphan)
         written = asyncio.create_task(self._write_down(environment, act))  # as soon as this one has to wait
-        if environment.key is not None:
+        since = time.monotonic() - self._refused.get(environment.tenant, -REFUSED_FOR)
+        if environment.key is not None or since < REFUSED_FOR:
             await written  # nothing is made for a request that was made before
             if environment.repeats:
                 return
@@ -734,11 +763,12 @@ class EnvironmentManager:
 
     def _purge(self) -> None:
         old = self._clock.time() - REMEMBER_FOR
-        while self._ended:
-            first = next(iter(self._ended.values()))
-            if first.ended_at >= old and len(self._ended) <= REMEMBER_MAX:
-                break
+        while self._ended and (first := next(iter(self._ended.values()))).ended_at < old:
             del self._ended[first.id]
+        if len(self._ended) > REMEMBER_MAX:
+            # Whoever has most of them loses one, so that nobody can make the others' be forgotten.
+            [(most, _)] = Counter(environment.tenant for environment in self._ended.values()).most_common(1)
+            del self._ended[next(id for id, each in self._ended.items() if each.tenant == most)]
 
     def _gone(self, environment: Environment) -> EnvironmentEnded:
         reason = environment.reason or "deleted"
