@@ -25,11 +25,11 @@ def test_a_token_from_its_making_to_its_end(cli: Cli) -> None:
     text = out.decode().strip()
     assert text.startswith("skt_")
     assert text not in err.decode()
-    (listed,) = json.loads(cli.ok("token", "ls", "--json"))
+    (listed,) = json.loads(cli.ok("token", "ls", "--for", "acme", "--json"))
     assert (listed["name"], listed["tenant"], listed["verbs"]) == ("ci", "acme", ["execute", "read"])
     assert listed["id"] in cli.ok("token", "ls")
     assert cli.ok("token", "revoke", listed["id"]) == ""
-    assert json.loads(cli.ok("token", "ls", "--json")) == []
+    assert json.loads(cli.ok("token", "ls", "--for", "acme", "--json")) == []
     assert "revoked" in cli.ok("token", "ls", "-a", "--for", "acme")
     code, _, err = cli("token", "revoke", "nosuchtoken1")
     assert (code, b"skerry token ls" in err) == (2, True)

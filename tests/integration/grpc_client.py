@@ -14,10 +14,11 @@ from skerry.v1.environments_pb2_grpc import EnvironmentsStub
 from skerry.v1.executions_pb2_grpc import ExecutionsStub
 from skerry.v1.files_pb2_grpc import FilesStub
 from skerry.v1.images_pb2_grpc import ImagesStub
+from skerry.v1.network_pb2_grpc import NetworkStub
 from skerry.v1.tenants_pb2_grpc import TenantsStub
 
 STUBS: tuple[Any, ...] = (
-    *(EnvironmentsStub, ExecutionsStub, FilesStub, ImagesStub),
+    *(EnvironmentsStub, ExecutionsStub, FilesStub, NetworkStub, ImagesStub),
     *(TenantsStub, AuditStub, DaemonStub),
 )
 

@@ -27,6 +27,7 @@ from skerry.v1 import (
     executions_pb2,
     files_pb2,
     images_pb2,
+    network_pb2,
     tenants_pb2,
 )
 from skerry.v1.problem_pb2 import Problem
@@ -122,6 +123,7 @@ async def every_rpc(client: Client) -> None:
     await environment_rpcs(client, made)
     await execution_rpcs(client, made.environment_id)
     await file_rpcs(client, made.environment_id)
+    await network_rpcs(client, made.environment_id)
     await image_rpcs(client)
     await tenant_rpcs(client)
     await audit_rpcs(client, made.environment_id)
@@ -280,6 +282,19 @@ async def tenant_rpcs(client: Client) -> None:
     assert quota.HasField("environments")
     assert not quota.HasField("cpus")
     assert await client.GetQuota(tenants_pb2.GetQuotaRequest(tenant="acme")) == quota
+
+
+async def network_rpcs(client: Client, environment_id: str) -> None:
+    where = {"environment_id": environment_id}
+    shown = await client.AllowNetwork(
+        network_pb2.AllowNetworkRequest(**where, rules=["example.com", "a.test:22"])
+    )
+    assert (shown.network, list(shown.allow)) == ("allowlist", ["example.com", "a.test:22"])
+    shown = await client.DenyNetwork(network_pb2.DenyNetworkRequest(**where, rules=["a.test:22"]))
+    assert list(shown.allow) == ["example.com"]
+    shown = await client.SetNetwork(network_pb2.SetNetworkRequest(**where, network="none"))
+    assert shown == await client.GetNetwork(network_pb2.GetNetworkRequest(**where))
+    assert (shown.network, list(shown.denials)) == ("none", [])
 
 
 async def audit_rpcs(client: Client, environment_id: str) -> None:

@@ -12,6 +12,7 @@ from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.registry import Registry
 from skerry.errors import EnvironmentNotFound, GuestFailed, ImageNotFound
 from skerry.guest.channel import Channel, Exit, Start
+from skerry.host.network import Sockets
 from skerry.ids import new_id
 from skerry.images.store import Image, ImageStore
 from skerry.manager.caller import Caller
@@ -255,6 +256,9 @@ class StubBackend:
         self.fault("open", environment_id)
         self.channels[environment_id] = StubChannel(self.program)
         return cast(Channel, self.channels[environment_id])
+
+    async def open_network(self, environment_id: str) -> Sockets:
+        return Sockets([], [])
 
     async def stop(self, environment_id: str) -> None:
         self.stops.append(environment_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -124,11 +125,16 @@ def test_npm(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     got = preset("npm-packages", home)
     assert sorted(got.rules) == ["npm.example.test:443", "team.example.test:4873"]
     assert got.variables["NPM_CONFIG_REGISTRY"] == "https://npm.example.test/all/"
-    assert (
-        got.variables["NPM_CONFIG_GLOBALCONFIG"],
-        b"@team:registry=https://team.example.test:4873/\n",
-    ) in got.files
+    content = dict(got.files)[got.variables["NPM_CONFIG_GLOBALCONFIG"]]
+    assert content == b"@team:registry=https://team.example.test:4873/\n"
     secret_free(got, "password")
+    (tmp_path / "user/.npmrc").unlink()
+    (tmp_path / "npmrc").write_bytes(content)
+    for name, value in {**got.variables, "NPM_CONFIG_GLOBALCONFIG": str(tmp_path / "npmrc")}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("npm_config_globalconfig")
+    operator(home, "")
+    assert sorted(preset("npm-packages", home).rules) == sorted(got.rules)
 
 
 def test_go(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +167,16 @@ def test_git(home: Home, tmp_path: Path) -> None:
     assert got.variables["GIT_CONFIG_KEY_0"] == "url.https://git.example.test/mirror/.insteadOf"
     assert got.variables["GIT_CONFIG_VALUE_0"] == "https://code.example.test/"
     assert (got.variables["GIT_SSL_CAINFO"], CERTIFICATE) in got.files
+    (tmp_path / "user/.gitconfig").unlink()
+    asked = subprocess.run(
+        ["git", "ls-remote", "--get-url", "https://code.example.test/a.git"],
+        env={**os.environ, **got.variables},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert asked.stdout == "https://git.example.test/mirror/a.git\n"
     secret_free(got, "password")
 
 
@@ -171,13 +187,17 @@ def test_apt(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (folder / name).mkdir(parents=True)
     (tmp_path / "apt.conf").write_text(f'Dir::Etc "{folder}";\n')
     monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
-    (folder / "sources.list").write_text("deb http://u:password@one.example.test:3142/debian stable main\n")
+    (folder / "sources.list").write_text(
+        "deb http://u:password@one.example.test:3142/debian stable main\n"
+        "deb mirror+https://list.example.test/mirrors.txt stable main\n"
+        "deb file:/srv/debian stable main\n"
+    )
     (folder / "sources.list.d/two.sources").write_text(
         "Types: deb\nURIs: https://two.example.test/debian\nSuites: stable\nComponents: main\n\n"
         "Enabled: no\nTypes: deb\nURIs: https://off.example.test/\nSuites: stable\nComponents: main\n"
     )
     got = preset("debian-packages", home)
-    assert sorted(got.rules) == ["one.example.test:3142", "two.example.test:443"]
+    assert sorted(got.rules) == ["list.example.test:443", "one.example.test:3142", "two.example.test:443"]
     secret_free(got, "password")
 
 
@@ -201,7 +221,7 @@ def test_a_broken_file_is_named_and_not_quoted(
 
 
 def test_a_tool_that_hangs(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "npm").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "npm").write_text("#!/bin/sh\nsleep 600 &\nwait\n")
     (tmp_path / "npm").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(registries, "TIMEOUT", 0.1)

@@ -17,11 +17,15 @@ from skerry.errors import (
     InvalidRequest,
     LaunchFailed,
     PlatformError,
+    QuotaExceeded,
     SkerryError,
 )
 from skerry.manager import environments as module
+from skerry.manager.caller import Caller
 from skerry.manager.commands import Command
+from skerry.manager.environments import Environment
 from skerry.models import Outcome, State
+from skerry.store.audit import Entry
 from skerry.store.environments import EnvironmentRecord
 from tests.unit.stubs import (
     CALLER,
@@ -444,3 +448,34 @@ async def test_what_cannot_be_understood_is_left_alone() -> None:
     await manager.reconcile()
     assert len(manager) == 0
     assert backend.stops == ["unknown"]
+
+
+@asynchronous
+async def test_nothing_is_made_for_a_tenant_that_has_no_room() -> None:
+    class Full(StubRecords):
+        def created(self, environment: Environment, intent: Entry) -> asyncio.Future[str | None]:
+            future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+            future.set_exception(QuotaExceeded("the quota is used up"))
+            return future
+
+    backend = StubBackend()
+    started: list[str] = []
+    backend.fault = lambda step, id: started.append(step)
+    manager = make_manager(backend, records=Full())
+    for _ in range(3):
+        with pytest.raises(QuotaExceeded):
+            await manager.create(CALLER, policy=POLICY)
+    assert started.count("start") == 1, "the first was not known to be refused"
+
+
+@asynchronous
+async def test_nobody_makes_the_ends_of_others_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REMEMBER_MAX", 5)
+    manager = make_manager(StubBackend())
+    other = Caller(tenant="other", peer="uid 0")
+    first = await manager.create(other, policy=POLICY)
+    await manager.delete(other, first.id)
+    for _ in range(8):
+        await manager.delete(CALLER, (await manager.create(CALLER, policy=POLICY)).id)
+    assert manager.find(other, first.id).reason == "deleted"
+    assert len(manager.environments(CALLER, ended=True)) == 4

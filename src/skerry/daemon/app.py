@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from skerry.daemon.http.operations import Engine
 from skerry.daemon.http.readiness import Readiness
 from skerry.daemon.metrics import MeasuredRecords, Metrics
 from skerry.daemon.server import Server, listen, unlisten
+from skerry.egress import presets
 from skerry.egress.addresses import Address, Network, Ranges, parse_network
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.host.interfaces import own_addresses
@@ -95,7 +97,9 @@ async def serve(
     metrics = Metrics()
     ranges = make_ranges(home)
     records = MeasuredRecords(database, home.identity(), metrics)
-    manager = EnvironmentManager(registry, store, records, ranges=ranges)
+    manager = EnvironmentManager(
+        registry, store, records, ranges=ranges, preset=partial(presets.preset, home=home)
+    )
     stopping = asyncio.Event()
     gate = Gate(database)
     readiness = Readiness(manager, database, home.path)

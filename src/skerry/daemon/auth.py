@@ -54,6 +54,8 @@ class Gate:
         authorization = traceparent = ""
         for name, value in scope["headers"]:
             if name == b"authorization":
+                if authorization:
+                    raise Unauthorized("there are two authorizations", hint=HINT)
                 authorization = value.decode("latin-1")
             elif name == b"traceparent":
                 traceparent = value.decode("latin-1")

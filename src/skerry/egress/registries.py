@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from skerry.errors import PlatformError
 
-FOLDER = "/etc/skerry"
+FOLDER = "/tmp/.skerry"  # noqa: S108 - inside, where nobody else is
 """Where the files of presets are, inside."""
 TIMEOUT = 20.0
 """Seconds for one question to one tool."""
@@ -260,19 +261,27 @@ def _is_loopback(host: str) -> bool:
 def _try(*argv: str) -> subprocess.CompletedProcess[str]:
     """Raises nothing: what cannot be run, or takes too long, has failed."""
     try:
-        return subprocess.run(
+        process = subprocess.Popen(
             argv,
             cwd="/",  # no project's settings
             env={**os.environ, "LC_ALL": "C.UTF-8"},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=TIMEOUT,
-            check=False,
+            start_new_session=True,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         return subprocess.CompletedProcess(argv, -1, "", type(error).__name__)
+    with process:
+        try:
+            stdout, stderr = process.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            # With what it started, which would keep its output open.
+            os.killpg(process.pid, signal.SIGKILL)
+            stdout, stderr = process.communicate()
+    return subprocess.CompletedProcess(argv, process.returncode, stdout, stderr)
 
 
 def _ask(preset: str, *argv: str) -> str:

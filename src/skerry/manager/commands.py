@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
+from skerry.egress.presets import install_variables
 from skerry.errors import InvalidRequest
 from skerry.guest.channel import Start
 from skerry.policy import MIB, seconds
@@ -149,9 +150,9 @@ def check_variables(env: dict[str, str]) -> None:
 def base_variables(image_env: dict[str, str], workspace: str, env: dict[str, str]) -> dict[str, str]:
     """The variables of everything that runs in an environment."""
     return {
-        "PATH": DEFAULT_PATH,
         "LANG": "C.UTF-8",
         **image_env,
+        **install_variables(workspace, image_env.get("PATH", DEFAULT_PATH)),
         "HOME": workspace,
         "USER": "appuser",
         "LOGNAME": "appuser",

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -25,8 +26,9 @@ import structlog
 
 from skerry.backends.base import Backend, Instance, InstanceSpec
 from skerry.backends.registry import Registry
+from skerry.egress import presets
 from skerry.egress.addresses import Ranges
-from skerry.egress.rules import Rules
+from skerry.egress.presets import Preset
 from skerry.errors import (
     Conflict,
     DaemonUnavailable,
@@ -38,18 +40,19 @@ from skerry.errors import (
     SkerryError,
 )
 from skerry.failpoints import hit
-from skerry.guest.channel import Channel
+from skerry.guest.channel import WRITE_MAX, Channel
 from skerry.ids import LENGTH
 from skerry.images.store import HOST, Image, ImageStore
 from skerry.manager.audit import CANCELED, Act, Subject, note
 from skerry.manager.caller import Caller
 from skerry.manager.commands import base_variables, check_variables
 from skerry.manager.executions import Executions
-from skerry.manager.network import NOTHING, Network, with_network, with_rules
+from skerry.manager.network import NOTHING, Meaning, Network, understand, with_network, with_rules
 from skerry.manager.reaper import Clock, Lease, Reaper
 from skerry.manager.records import NOT_STARTED, Key, Records, boot_id, policy_of, since_boot
 from skerry.models import Enforcement, EnvironmentInfo, Outcome, State, Usage
 from skerry.policy import Policy, seconds
+from skerry.settings import Home
 from skerry.store.environments import EnvironmentRecord
 
 START_TIMEOUT = 60.0
@@ -62,6 +65,11 @@ GRACE = 60.0
 ORPHAN_MIN = 3600.0
 """An environment ends by itself when it is without a daemon for its lifetime, or for this long if that is longer."""
 PREFIX_MIN = 3
+DENIALS_A_SECOND = 10
+"""Rows in the audit for each token; of those without one, all together, one."""
+DENIERS_MAX = 1000
+REFUSED_FOR = 10.0
+"""Seconds for which a tenant without room in its quota has to wait for the store before anything is made for it."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 log = structlog.get_logger(component="manager")
@@ -100,6 +108,7 @@ class Environment:
     instance: Instance | None = None
     executions: Executions | None = None
     network: Network | None = None
+    preset_variables: dict[str, str] = field(default_factory=dict)
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Of its network: one after the other."""
     creating: asyncio.Task[None] | None = None
@@ -108,6 +117,9 @@ class Environment:
 
     def busy(self) -> bool:
         return self.uses > 0 or (self.executions is not None and bool(self.executions.running))
+
+    def base_variables(self, workspace: str) -> dict[str, str]:
+        return base_variables(self.image.env, workspace, {**self.preset_variables, **self.variables})
 
     @property
     def subject(self) -> Subject:
@@ -155,6 +167,7 @@ class EnvironmentManager:
         clock: Clock | None = None,
         open_channel: Callable[[socket], Awaitable[Channel]] = Channel.begin,
         ranges: Ranges | None = None,
+        preset: Callable[[str], Preset] | None = None,
     ) -> None:
         self._registry = registry
         self._images = images
@@ -162,8 +175,13 @@ class EnvironmentManager:
         self._clock: Clock = clock or asyncio.get_running_loop()
         self._open_channel = open_channel
         self._ranges = ranges or Ranges()
+        self._preset = preset or partial(presets.preset, home=Home())
         self._reaper = Reaper(self._clock, self._expired)
         self._live: dict[str, Environment] = {}
+        self._denials: dict[str, tuple[float, int]] = {}
+        """By token: when its last second began, and how many there were since."""
+        self._refused: dict[str, float] = {}
+        """Tenants that had no room in their quota, and when."""
         self._spared: set[str] = set()
         """What nobody could make sense of, and no sweep may remove."""
         self._names: dict[tuple[str, str], Environment] = {}
@@ -245,7 +263,7 @@ class EnvironmentManager:
             hit("recover.connected")
             environment.lease.resume(max(record.instance["expires"] - since_boot(), GRACE))
             assert environment.executions is not None
-            await self._reopen_network(environment)
+            await self._reopen_network(environment, channel)
             lost = await environment.executions.adopt(await self._records.executions(environment.id))
         except LaunchFailed:
             await self._end(environment, NOT_STARTED, Outcome.INTERNAL)
@@ -261,12 +279,15 @@ class EnvironmentManager:
         hit("recover.recovered")
         log.warning("recovered", environment=environment.id, lost_executions=lost)
 
-    async def _reopen_network(self, environment: Environment) -> None:
+    async def _reopen_network(self, environment: Environment, channel: Channel) -> None:
         """As it was; or none, which `info` tells."""
         if environment.policy.network == "none":
             return
         try:
-            environment.network = await self._open_network(environment, environment.policy)
+            await self._open_network(environment, channel)
+            assert environment.executions is not None
+            assert environment.instance is not None
+            environment.executions.variables = environment.base_variables(environment.instance.workspace_path)
         except SkerryError as error:
             log.error("its network is lost", environment=environment.id, error=str(error))
             environment.policy = with_network(environment.policy, "none", ())
@@ -316,8 +337,23 @@ class EnvironmentManager:
         return Act(self._records, caller, action, None, detail)
 
     def deny(self, caller: Caller, action: str, error: SkerryError, **detail: Any) -> None:
-        """Write down that a caller was refused something."""
+        """Write down that a caller was refused something; so often a second, so that nobody fills the disk with it."""
+        most = DENIALS_A_SECOND if caller.token else 1
+        since, count = self._denials.pop(caller.token, (0.0, 0))
+        now = time.monotonic()
+        if now - since < 1.0:
+            self._denials[caller.token] = since, count + 1
+            if count >= most:
+                return
+            untold = 0
+        else:
+            self._denials[caller.token] = now, 1
+            untold = max(0, count - most)
+        if len(self._denials) > DENIERS_MAX:
+            del self._denials[next(iter(self._denials))]
+        log.warning("refused", action=action, code=error.code, who=caller.who, request=caller.request_id)
         act = Act(self._records, caller, action, None, {})
+        detail["not_told_before"] = untold or None
         note(self._records.audit(caller.tenant, act.entry("denial", error.code, detail=detail)))
 
     async def create(
@@ -350,7 +386,7 @@ class EnvironmentManager:
         taken = self._names.get((caller.tenant, name))
         if key is None and taken is not None:  # with a key it may be the one that is meant: the store knows
             raise Conflict(f"the name {name!r} is taken by environment {taken.id}")
-        self._rules(policy)
+        await self._understand(policy)
         found = self._images.get(image)
         backend, capabilities = self._registry.pick(policy.isolation)
         now = time.time()
@@ -389,6 +425,7 @@ class EnvironmentManager:
         except Exception as error:
             act.failed(error)
             if isinstance(error, QuotaExceeded):
+                self._refused[caller.tenant] = time.monotonic()
                 self.deny(caller, "environment.create", error, **error.detail)
             log.warning("create failed", environment=environment.id, error=str(error))
             with contextlib.suppress(SkerryError):
@@ -425,16 +462,15 @@ class EnvironmentManager:
         Raises EnvironmentNotFound, InvalidRequest.
         """
         tenant = caller.tenant
-        found = self._live.get(ref) or self._names.get((tenant, ref))
-        if found is None:
-            self._purge()
-            found = self._ended.get(ref)
+        found = self._live.get(ref)
         if found is not None and found.tenant == tenant:
             return found
-        missing = EnvironmentNotFound(f"no environment {ref!r}", hint="`skerry ls` lists those that run")
-        if found is not None:
-            self.deny(caller, "environment.find", missing, environment_id=ref)
-            raise missing
+        if (named := self._names.get((tenant, ref))) is not None:
+            return named
+        self._purge()
+        found = found or self._ended.get(ref)
+        if found is not None and found.tenant == tenant:
+            return found
         if PREFIX_MIN <= len(ref) < LENGTH:
             for table in (self._live, self._ended):
                 matches = [
@@ -451,6 +487,9 @@ class EnvironmentManager:
         for environment in reversed(self._ended.values()):
             if ref and environment.name == ref and environment.tenant == tenant:
                 return environment
+        missing = EnvironmentNotFound(f"no environment {ref!r}", hint="`skerry ls` lists those that run")
+        if found is not None:
+            self.deny(caller, "environment.find", missing, environment_id=ref)
         raise missing
 
     def running(self, caller: Caller, ref: str) -> tuple[Environment, Executions]:
@@ -543,14 +582,21 @@ class EnvironmentManager:
         environment, executions = self.running(caller, ref)
         async with environment.changing:
             policy = change(environment.policy)
-            rules = self._rules(policy)
+            meaning = await self._understand(policy)
             told = {"network": policy.network, "allow": list(policy.allow)}
             async with executions.act(caller, "network.set", told):
-                if environment.network is not None:
-                    environment.network.change(rules)
-                elif policy.network != "none":
-                    environment.network = await self._open_network(environment, policy)
-                environment.policy = policy
+                before, environment.policy = environment.policy, policy
+                try:
+                    if environment.network is not None:
+                        environment.network.change(meaning.rules)
+                        await self._prepare(environment, executions.channel, meaning)
+                    elif policy.network != "none":
+                        await self._open_network(environment, executions.channel)
+                except SkerryError:
+                    environment.policy = before
+                    raise
+                assert environment.instance is not None
+                executions.variables = environment.base_variables(environment.instance.workspace_path)
                 await self._records.changed(environment, State.RUNNING)
 
     def network(self, caller: Caller, ref: str) -> dict[str, Any]:
@@ -647,7 +693,8 @@ class EnvironmentManager:
         orphan = max(environment.lease.lifetime, ORPHAN_MIN)
         spec = InstanceSpec(environment.id, environment.image, environment.policy, orphan)
         written = asyncio.create_task(self._write_down(environment, act))  # as soon as this one has to wait
-        if environment.key is not None:
+        since = time.monotonic() - self._refused.get(environment.tenant, -REFUSED_FOR)
+        if environment.key is not None or since < REFUSED_FOR:
             await written  # nothing is made for a request that was made before
             if environment.repeats:
                 return
@@ -658,7 +705,7 @@ class EnvironmentManager:
                 channel = await self._open_channel(await environment.backend.connect(environment.id))
                 hit("create.connected")
                 if environment.policy.network != "none":
-                    environment.network = await self._open_network(environment, environment.policy)
+                    await self._open_network(environment, channel)
         except TimeoutError as error:
             raise LaunchFailed(f"the environment did not start within {START_TIMEOUT:g} s") from error
         finally:
@@ -682,14 +729,24 @@ class EnvironmentManager:
             isolation=environment.isolation,
         )
 
-    def _rules(self, policy: Policy) -> Rules:
-        """Raises InvalidRequest."""
-        return Rules.parse(policy.network, policy.allow, self._ranges)
+    async def _understand(self, policy: Policy) -> Meaning:
+        """Raises InvalidRequest, PlatformError."""
+        return await understand(policy, self._ranges, self._preset)
 
-    async def _open_network(self, environment: Environment, policy: Policy) -> Network:
-        rules = self._rules(policy)
+    async def _open_network(self, environment: Environment, channel: Channel) -> None:
+        meaning = await self._understand(environment.policy)
+        await self._prepare(environment, channel, meaning)
         sockets = await environment.backend.open_network(environment.id)
-        return Network(self._records, environment.tenant, environment.subject, sockets, rules)
+        environment.network = Network(
+            self._records, environment.tenant, environment.subject, sockets, meaning.rules
+        )
+
+    async def _prepare(self, environment: Environment, channel: Channel, meaning: Meaning) -> None:
+        """Put what presets bring along where the variables say that it is."""
+        for path, content in meaning.files.items():
+            for at in range(0, len(content), WRITE_MAX):
+                await channel.write(path, content[at : at + WRITE_MAX], at or None)
+        environment.preset_variables = meaning.variables
 
     async def _write_down(self, environment: Environment, act: Act) -> None:
         await self._write_ends()  # or one of them might still have the name
@@ -705,7 +762,7 @@ class EnvironmentManager:
             environment.backend,
             channel,
             self._records,
-            base_variables(environment.image.env, instance.workspace_path, environment.variables),
+            environment.base_variables(instance.workspace_path),
             touch=environment.lease.touch,
             lost=lambda reason: self._died(environment, reason),
         )
@@ -811,11 +868,12 @@ class EnvironmentManager:
 
     def _purge(self) -> None:
         old = self._clock.time() - REMEMBER_FOR
-        while self._ended:
-            first = next(iter(self._ended.values()))
-            if first.ended_at >= old and len(self._ended) <= REMEMBER_MAX:
-                break
+        while self._ended and (first := next(iter(self._ended.values()))).ended_at < old:
             del self._ended[first.id]
+        if len(self._ended) > REMEMBER_MAX:
+            # Whoever has most of them loses one, so that nobody can make the others' be forgotten.
+            [(most, _)] = Counter(environment.tenant for environment in self._ended.values()).most_common(1)
+            del self._ended[next(id for id, each in self._ended.items() if each.tenant == most)]
 
     def _gone(self, environment: Environment) -> EnvironmentEnded:
         reason = environment.reason or "deleted"

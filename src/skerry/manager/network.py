@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import asdict, replace
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from skerry.egress import presets
+from skerry.egress.addresses import Ranges
+from skerry.egress.presets import Preset
 from skerry.egress.proxy import Connection, Denial, Proxy, Witness, resolve
 from skerry.egress.rules import Rules
 from skerry.errors import InvalidRequest
@@ -18,6 +22,31 @@ if TYPE_CHECKING:
     from skerry.manager.records import Records
 
 ACTION = "network.connect"
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a policy says of the network, with the presets that it names spelled out."""
+
+    rules: Rules
+    variables: dict[str, str]
+    files: dict[str, bytes]
+
+
+async def understand(policy: Policy, ranges: Ranges, preset: Callable[[str], Preset]) -> Meaning:
+    """Raises InvalidRequest, and PlatformError for a preset of which nothing can be found out."""
+    rules: list[str] = []
+    variables: dict[str, str] = {}
+    files: dict[str, bytes] = {}
+    for text in policy.allow:
+        if text not in presets.names():
+            rules.append(text)
+            continue
+        found = await asyncio.to_thread(preset, text)
+        rules += found.rules
+        variables |= found.variables
+        files |= dict(found.files)
+    return Meaning(Rules.parse(policy.network, rules, ranges), variables, files)
 
 
 class Network:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17skerry/v1/network.proto\x12\tskerry.v1\"+\n\x11GetNetworkRequest\x12\x16\n\x0e\x65nvironment_id\x18\x01 \x01(\t\"K\n\x11SetNetworkRequest\x12\x16\n\x0e\x65nvironment_id\x18\x01 \x01(\t\x12\x0f\n\x07network\x18\x02 \x01(\t\x12\r\n\x05\x61llow\x18\x03 \x03(\t\"<\n\x13\x41llowNetworkRequest\x12\x16\n\x0e\x65nvironment_id\x18\x01 \x01(\t\x12\r\n\x05rules\x18\x02 \x03(\t\";\n\x12\x44\x65nyNetworkRequest\x12\x16\n\x0e\x65nvironment_id\x18\x01 \x01(\t\x12\r\n\x05rules\x18\x02 \x03(\t\"\x95\x01\n\x0eNetworkDetails\x12\x0f\n\x07network\x18\x01 \x01(\t\x12\r\n\x05\x61llow\x18\x02 \x03(\t\x12\x13\n\x0b\x63onnections\x18\x03 \x01(\x03\x12\x12\n\nsent_bytes\x18\x04 \x01(\x03\x12\x16\n\x0ereceived_bytes\x18\x05 \x01(\x03\x12\"\n\x07\x64\x65nials\x18\x06 \x03(\x0b\x32\x11.skerry.v1.Denial\"O\n\x06\x44\x65nial\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05\x63ount\x18\x05 \x01(\x03\x32\xac\x02\n\x08Networks\x12\x45\n\nGetNetwork\x12\x1c.skerry.v1.GetNetworkRequest\x1a\x19.skerry.v1.NetworkDetails\x12\x45\n\nSetNetwork\x12\x1c.skerry.v1.SetNetworkRequest\x1a\x19.skerry.v1.NetworkDetails\x12I\n\x0c\x41llowNetwork\x12\x1e.skerry.v1.AllowNetworkRequest\x1a\x19.skerry.v1.NetworkDetails\x12G\n\x0b\x44\x65nyNetwork\x12\x1d.skerry.v1.DenyNetworkRequest\x1a\x19.skerry.v1.NetworkDetailsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17skerry/v1/network.proto\x12\tskerry.v1\"+\n\x11GetNetworkRequest\x12\x16\n\x0e\x65nvironment_id\x18\x01 \x01(\t\"K\n\x11SetNetworkRequest\x12\x16\n\x0e\x65nvironment_id\x18\x01 \x01(\t\x12\x0f\n\x07network\x18\x02 \x01(\t\x12\r\n\x05\x61llow\x18\x03 \x03(\t\"<\n\x13\x41llowNetworkRequest\x12\x16\n\x0e\x65nvironment_id\x18\x01 \x01(\t\x12\r\n\x05rules\x18\x02 \x03(\t\";\n\x12\x44\x65nyNetworkRequest\x12\x16\n\x0e\x65nvironment_id\x18\x01 \x01(\t\x12\r\n\x05rules\x18\x02 \x03(\t\"\x95\x01\n\x0eNetworkDetails\x12\x0f\n\x07network\x18\x01 \x01(\t\x12\r\n\x05\x61llow\x18\x02 \x03(\t\x12\x13\n\x0b\x63onnections\x18\x03 \x01(\x03\x12\x12\n\nsent_bytes\x18\x04 \x01(\x03\x12\x16\n\x0ereceived_bytes\x18\x05 \x01(\x03\x12\"\n\x07\x64\x65nials\x18\x06 \x03(\x0b\x32\x11.skerry.v1.Denial\"O\n\x06\x44\x65nial\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05\x63ount\x18\x05 \x01(\x03\x32\xab\x02\n\x07Network\x12\x45\n\nGetNetwork\x12\x1c.skerry.v1.GetNetworkRequest\x1a\x19.skerry.v1.NetworkDetails\x12\x45\n\nSetNetwork\x12\x1c.skerry.v1.SetNetworkRequest\x1a\x19.skerry.v1.NetworkDetails\x12I\n\x0c\x41llowNetwork\x12\x1e.skerry.v1.AllowNetworkRequest\x1a\x19.skerry.v1.NetworkDetails\x12G\n\x0b\x44\x65nyNetwork\x12\x1d.skerry.v1.DenyNetworkRequest\x1a\x19.skerry.v1.NetworkDetailsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,6 +43,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NETWORKDETAILS']._serialized_end=433
   _globals['_DENIAL']._serialized_start=435
   _globals['_DENIAL']._serialized_end=514
-  _globals['_NETWORKS']._serialized_start=517
-  _globals['_NETWORKS']._serialized_end=817
+  _globals['_NETWORK']._serialized_start=517
+  _globals['_NETWORK']._serialized_end=816
 # @@protoc_insertion_point(module_scope)

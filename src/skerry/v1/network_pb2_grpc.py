@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class NetworksStub:
+class NetworkStub:
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -35,28 +35,28 @@ class NetworksStub:
             channel: A grpc.Channel.
         """
         self.GetNetwork = channel.unary_unary(
-                '/skerry.v1.Networks/GetNetwork',
+                '/skerry.v1.Network/GetNetwork',
                 request_serializer=skerry_dot_v1_dot_network__pb2.GetNetworkRequest.SerializeToString,
                 response_deserializer=skerry_dot_v1_dot_network__pb2.NetworkDetails.FromString,
                 _registered_method=True)
         self.SetNetwork = channel.unary_unary(
-                '/skerry.v1.Networks/SetNetwork',
+                '/skerry.v1.Network/SetNetwork',
                 request_serializer=skerry_dot_v1_dot_network__pb2.SetNetworkRequest.SerializeToString,
                 response_deserializer=skerry_dot_v1_dot_network__pb2.NetworkDetails.FromString,
                 _registered_method=True)
         self.AllowNetwork = channel.unary_unary(
-                '/skerry.v1.Networks/AllowNetwork',
+                '/skerry.v1.Network/AllowNetwork',
                 request_serializer=skerry_dot_v1_dot_network__pb2.AllowNetworkRequest.SerializeToString,
                 response_deserializer=skerry_dot_v1_dot_network__pb2.NetworkDetails.FromString,
                 _registered_method=True)
         self.DenyNetwork = channel.unary_unary(
-                '/skerry.v1.Networks/DenyNetwork',
+                '/skerry.v1.Network/DenyNetwork',
                 request_serializer=skerry_dot_v1_dot_network__pb2.DenyNetworkRequest.SerializeToString,
                 response_deserializer=skerry_dot_v1_dot_network__pb2.NetworkDetails.FromString,
                 _registered_method=True)
 
 
-class NetworksServicer:
+class NetworkServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetNetwork(self, request, context):
@@ -88,7 +88,7 @@ class NetworksServicer:
         raise NotImplementedError('Method not implemented!')
 
 
-def add_NetworksServicer_to_server(servicer, server):
+def add_NetworkServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'GetNetwork': grpc.unary_unary_rpc_method_handler(
                     servicer.GetNetwork,
@@ -112,13 +112,13 @@ def add_NetworksServicer_to_server(servicer, server):
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'skerry.v1.Networks', rpc_method_handlers)
+            'skerry.v1.Network', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('skerry.v1.Networks', rpc_method_handlers)
+    server.add_registered_method_handlers('skerry.v1.Network', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class Networks:
+class Network:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
@@ -135,7 +135,7 @@ class Networks:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/skerry.v1.Networks/GetNetwork',
+            '/skerry.v1.Network/GetNetwork',
             skerry_dot_v1_dot_network__pb2.GetNetworkRequest.SerializeToString,
             skerry_dot_v1_dot_network__pb2.NetworkDetails.FromString,
             options,
@@ -162,7 +162,7 @@ class Networks:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/skerry.v1.Networks/SetNetwork',
+            '/skerry.v1.Network/SetNetwork',
             skerry_dot_v1_dot_network__pb2.SetNetworkRequest.SerializeToString,
             skerry_dot_v1_dot_network__pb2.NetworkDetails.FromString,
             options,
@@ -189,7 +189,7 @@ class Networks:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/skerry.v1.Networks/AllowNetwork',
+            '/skerry.v1.Network/AllowNetwork',
             skerry_dot_v1_dot_network__pb2.AllowNetworkRequest.SerializeToString,
             skerry_dot_v1_dot_network__pb2.NetworkDetails.FromString,
             options,
@@ -216,7 +216,7 @@ class Networks:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/skerry.v1.Networks/DenyNetwork',
+            '/skerry.v1.Network/DenyNetwork',
             skerry_dot_v1_dot_network__pb2.DenyNetworkRequest.SerializeToString,
             skerry_dot_v1_dot_network__pb2.NetworkDetails.FromString,
             options,

@@ -26,11 +26,11 @@ class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ig
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
-class NetworksStub:
+class NetworkStub:
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> NetworksAsyncStub: ...
+    def __new__(cls, channel: _aio.Channel) -> NetworkAsyncStub: ...
     GetNetwork: _grpc.UnaryUnaryMultiCallable[_network_pb2.GetNetworkRequest, _network_pb2.NetworkDetails]
     """What it may reach, and what it was refused."""
     SetNetwork: _grpc.UnaryUnaryMultiCallable[_network_pb2.SetNetworkRequest, _network_pb2.NetworkDetails]
@@ -41,7 +41,7 @@ class NetworksStub:
     """Takes rules out of its allowlist."""
 
 @_typing.type_check_only
-class NetworksAsyncStub(NetworksStub):
+class NetworkAsyncStub(NetworkStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetNetwork: _aio.UnaryUnaryMultiCallable[_network_pb2.GetNetworkRequest, _network_pb2.NetworkDetails]  # type: ignore[assignment]
     """What it may reach, and what it was refused."""
@@ -52,7 +52,7 @@ class NetworksAsyncStub(NetworksStub):
     DenyNetwork: _aio.UnaryUnaryMultiCallable[_network_pb2.DenyNetworkRequest, _network_pb2.NetworkDetails]  # type: ignore[assignment]
     """Takes rules out of its allowlist."""
 
-class NetworksServicer(metaclass=_abc_1.ABCMeta):
+class NetworkServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def GetNetwork(
         self,
@@ -85,4 +85,4 @@ class NetworksServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_network_pb2.NetworkDetails, _abc.Awaitable[_network_pb2.NetworkDetails]]:
         """Takes rules out of its allowlist."""
 
-def add_NetworksServicer_to_server(servicer: NetworksServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_NetworkServicer_to_server(servicer: NetworkServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -6,7 +6,6 @@ all others as `internal`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from secrets import token_hex
 from typing import Any
@@ -35,8 +34,7 @@ from skerry.errors import (
 )
 from skerry.manager.caller import Caller
 
-STRANGERS_EVERY = 1.0
-"""Seconds between two rows in the audit for requests without a valid token."""
+PATH_TOLD = 200
 
 
 class _Node:
@@ -57,8 +55,6 @@ class Api:
     def __init__(self, engine: Engine, operations: Iterable[Operation]) -> None:
         self._engine = engine
         self._root = _Node()
-        self._stranger = 0.0
-        self._strangers = 0
         for operation in operations:
             self._add(operation)
 
@@ -153,12 +149,13 @@ class Api:
         try:
             caller = await self._engine.gate.caller(scope, request_id)
         except Unauthorized as error:
-            self._note_stranger(scope, operation, request_id, error)
+            stranger = Caller(verbs=frozenset(), peer=peer_of(scope).address, request_id=request_id)
+            self._engine.manager.deny(stranger, operation.name, error, path=scope["path"][:PATH_TOLD])
             raise
         try:
             return acting(caller, scope)
         except Denied as error:
-            self._engine.manager.deny(caller, operation.name, error, path=scope["path"])
+            self._engine.manager.deny(caller, operation.name, error, path=scope["path"][:PATH_TOLD])
             raise
 
     def _check_verb(self, scope: Scope, operation: Operation, caller: Caller) -> None:
@@ -168,23 +165,8 @@ class Api:
                 f"token {caller.token} does not allow {operation.verb!r}",
                 hint="`skerry token create --verb` makes one that does",
             )
-            self._engine.manager.deny(caller, operation.name, denied, path=scope["path"])
+            self._engine.manager.deny(caller, operation.name, denied, path=scope["path"][:PATH_TOLD])
             raise denied
-
-    def _note_stranger(
-        self, scope: Scope, operation: Operation, request_id: str, error: Unauthorized
-    ) -> None:
-        """In the operator's audit. One row a second, so that nobody can fill the disk with them."""
-        now = time.monotonic()
-        if now - self._stranger < STRANGERS_EVERY:
-            self._strangers += 1
-            return
-        caller = Caller(verbs=frozenset(), peer=peer_of(scope).address, request_id=request_id)
-        more, self._strangers, self._stranger = self._strangers, 0, now
-        log.warning("refused", operation=operation.name, peer=caller.peer, request=request_id, more=more)
-        self._engine.manager.deny(
-            caller, operation.name, error, path=scope["path"], not_told_before=more or None
-        )
 
     def _operation(self, scope: Scope) -> tuple[Operation, dict[str, Any]]:
         """Raises NotFound, MethodNotAllowed."""
