@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import skerry
-from benchmarks import baselines, dockerd, ours, report, service
+from benchmarks import baselines, dockerd, egress, ours, report, service
 from benchmarks.dockerd import Unavailable
 from benchmarks.measure import Subject, take_turns
 
@@ -76,6 +76,8 @@ def measure(rounds: int, environments: int) -> int:
         results |= ours.idle_memory()
         _progress(f"{environments} environments at once")
         results["many"] = ours.many(client, environments)
+        _progress("the way out")
+        results["egress"] = egress.measure(3)
         _progress("")
     results["missing"] = found.missing
     if "intent" in times:

@@ -160,6 +160,16 @@ def facts(results: Mapping[str, Any]) -> list[str]:
             f"{many['daemon_rss_bytes'] / MIB:.0f} MiB"
             + (f", all of them together {charged / MIB:.0f} MiB." if charged is not None else ".")
         )
+    if egress := results.get("egress"):
+        direct, proxy = egress["direct"], egress["proxy"]
+        said.append(
+            f"Out of an environment, beside a direct connection: download {proxy['download'] / MIB:.0f} "
+            f"({direct['download'] / MIB:.0f}) MiB/s, upload {proxy['upload'] / MIB:.0f} "
+            f"({direct['upload'] / MIB:.0f}) MiB/s, there and back in {proxy['trip'] * 1e6:.0f} "
+            f"({direct['trip'] * 1e6:.0f}) µs, a new connection in {proxy['connect'] * 1e6:.0f} "
+            f"({direct['connect'] * 1e6:.0f}) µs, 1,000 at once in {proxy['together']:.1f} "
+            f"({direct['together']:.1f}) s."
+        )
     return said
 
 

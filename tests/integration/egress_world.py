@@ -32,7 +32,6 @@ from skerry.egress.rules import Rules
 from skerry.host.interfaces import own_addresses
 from skerry.host.launcher import Helper
 from skerry.host.network import Namespaces, catch_all
-from tests.support import require
 
 PORTS = (22, 25, 53, 80, 443, 2375, 5000, 8080, 8443)
 """At which every address of the internet, and the host, listens."""
@@ -89,8 +88,6 @@ _here = threading.local()
 
 def in_a_network_of_its_own(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a coroutine in a thread that has its own network, with an internet; raise what it raises."""
-    for tool, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("nsenter", "util-linux")):
-        require(tool, package)
     failure: list[BaseException] = []
 
     def body() -> None:

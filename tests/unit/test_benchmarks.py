@@ -79,3 +79,11 @@ def test_every_door_has_its_table() -> None:
 def test_what_the_audit_takes_is_told() -> None:
     results = {"missing": {}, "audit_share": [0.19, 0.151]}
     assert report.facts(results) == ["Of `env.execute` and `env.run`, the audit's intent takes 19% and 15%."]
+
+
+def test_the_way_out_in_one_sentence() -> None:
+    direct = {"download": 2 << 30, "upload": 3 << 30, "trip": 2e-5, "connect": 3e-4, "together": 1.4}
+    proxy = {"download": 1 << 30, "upload": 1 << 30, "trip": 6e-5, "connect": 5e-4, "together": 1.6}
+    (said,) = report.facts({"missing": {}, "egress": {"direct": direct, "proxy": proxy}})
+    assert "download 1024 (2048) MiB/s" in said
+    assert "1,000 at once in 1.6 (1.4) s" in said

@@ -1,0 +1,134 @@
+"""`python -m benchmarks.egress`: the way out of an environment beside a direct connection to the same server.
+
+Client, proxy and server share this machine and a network namespace that leads nowhere else. Needs root.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+from benchmarks import report
+from skerry.egress.addresses import Ranges
+from tests.integration.egress_world import HOST, World, in_a_network_of_its_own, world
+
+PORT = 9000
+BYTES = 1 << 30
+TRIPS = 2000
+CONNECTIONS = 1000
+
+SERVER = """
+import socket, sys, threading
+def serve(s):
+    piece = bytes(1 << 20)
+    try:
+        order = s.recv(1)
+        if order == b"d":
+            for _ in range({bytes} >> 20): s.sendall(piece)
+        elif order == b"u":
+            while s.recv(1 << 20): pass
+            s.sendall(b"k")
+        else:
+            while data := s.recv(100): s.sendall(data)
+    except OSError:
+        pass
+    s.close()
+listener = socket.create_server(({host!r}, {port}), backlog=4096)
+print("up", flush=True)
+while True:
+    s, _ = listener.accept()
+    s.setsockopt(6, 1, 1)
+    threading.Thread(target=serve, args=(s,), daemon=True).start()
+"""
+CLIENT = """
+import resource, socket, statistics, time
+def go(order):
+    s = socket.create_connection(({host!r}, {port}), 60)
+    s.setsockopt(6, 1, 1)
+    s.sendall(order)
+    return s
+def timed(action):
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+def down():
+    with go(b"d") as s:
+        buffer = bytearray(1 << 20)
+        while s.recv_into(buffer): pass
+def up():
+    with go(b"u") as s:
+        piece = bytes(1 << 20)
+        for _ in range({bytes} >> 20): s.sendall(piece)
+        s.shutdown(1)
+        s.recv(1)
+def connect():
+    with go(b"e") as s:
+        s.sendall(b"x")
+        s.recv(1)
+def trips():
+    with go(b"e") as s:
+        def trip():
+            s.sendall(b"x")
+            s.recv(1)
+        return statistics.median(timed(trip) for _ in range({trips}))
+def together():
+    resource.setrlimit(resource.RLIMIT_NOFILE, ({connections} + 100,) * 2)
+    held = [go(b"e") for _ in range({connections})]
+    for s in held: s.sendall(b"x")
+    for s in held: s.recv(1)
+    for s in held: s.close()
+answer = {{
+    "download": {bytes} / timed(down), "upload": {bytes} / timed(up), "trip": trips(),
+    "connect": statistics.median(timed(connect) for _ in range(300)),
+    "together": timed(together),
+}}
+"""
+
+
+def measure(rounds: int) -> dict[str, dict[str, float]]:
+    """Medians, for `direct` and `proxy`. Raises OSError where there are no namespaces."""
+    values = {"host": HOST[1], "port": PORT, "bytes": BYTES, "trips": TRIPS, "connections": CONNECTIONS}
+    client = CLIENT.format(**values)
+    found: dict[str, list[dict[str, float]]] = {"direct": [], "proxy": []}
+
+    async def direct() -> dict[str, float]:
+        code = client + "\nimport json; print(json.dumps(answer))"
+        done = await asyncio.to_thread(_python, code)
+        return dict(json.loads(done))
+
+    def _python(code: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
+
+    async def proxied(it: World) -> dict[str, float]:
+        return dict(await it.run(client))
+
+    async def main() -> None:
+        # The proxy must take this machine for another: there is no other here.
+        async with world("public", ranges=Ranges()) as it:
+            server: Any = await asyncio.to_thread(
+                subprocess.Popen, [sys.executable, "-c", SERVER.format(**values)], stdout=subprocess.PIPE
+            )
+            try:
+                await asyncio.to_thread(server.stdout.readline)
+                for _ in range(rounds):
+                    found["direct"].append(await direct())
+                    found["proxy"].append(await proxied(it))
+            finally:
+                server.kill()
+                server.communicate()
+
+    in_a_network_of_its_own(main)
+    return {
+        way: {key: statistics.median(one[key] for one in all_) for key in all_[0]}
+        for way, all_ in found.items()
+    }
+
+
+if __name__ == "__main__":
+    print(*report.facts({"missing": {}, "egress": measure(3)}))
