@@ -218,6 +218,8 @@ class World:
         self.proxy: Proxy
         self.agent: int
         """Its pid."""
+        self.control: socket.socket
+        """On which it answers."""
         self._lines: tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
     async def resolve(self, name: str) -> list[Address]:
@@ -321,7 +323,7 @@ async def _environment(made: World) -> AsyncIterator[None]:
             ],
             stdin=theirs.fileno(),
         )
-        made.agent = agent.pid
+        made.agent, made.control = agent.pid, ours
         made._lines = await asyncio.open_connection(sock=ours, limit=1 << 24)
         theirs.close()
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import socket
 import struct
 
@@ -13,8 +14,10 @@ from skerry.egress import proxy as proxies
 from skerry.egress.addresses import Address, Ranges
 from skerry.egress.proxy import Connection
 from skerry.egress.rules import Rules
-from skerry.errors import PlatformError
-from tests.integration.egress_world import OK, World, in_a_network_of_its_own, world
+from skerry.errors import IsolationUnavailable, PlatformError
+from skerry.host.launcher import Helper
+from skerry.host.network import Namespaces, catch_all
+from tests.integration.egress_world import OK, SILENT, World, in_a_network_of_its_own, world
 
 pytestmark = pytest.mark.root
 PUBLIC = "93.184.216.34"
@@ -61,6 +64,27 @@ def test_a_name_that_is_not() -> None:
             }
 
     in_a_network_of_its_own(main)
+
+
+def test_programs_that_the_daemon_starts_do_not_get_the_sockets() -> None:
+    async def main() -> None:
+        async with world("public") as it:
+            assert [one.get_inheritable() for one in it.proxy._sockets] == [False] * 4
+
+    in_a_network_of_its_own(main)
+
+
+def test_a_network_that_cannot_be_entered() -> None:
+    """It is said in words, and nothing is left open."""
+    helper = Helper()
+    before = os.listdir("/proc/self/fd")
+    with (
+        open("/dev/null") as nothing,
+        pytest.raises(IsolationUnavailable, match="entering its network failed"),
+    ):
+        catch_all(helper, Namespaces(-1, nothing.fileno()))
+    assert os.listdir("/proc/self/fd") == before
+    helper.close()
 
 
 def test_an_answer_that_changes_after_the_name_was_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +207,35 @@ def test_questions_are_no_way_out() -> None:
     in_a_network_of_its_own(main)
 
 
+def test_who_has_an_address_is_not_asked_for() -> None:
+    """With all that is public allowed: names of addresses are of the inside as well."""
+
+    async def main() -> None:
+        async with world("public") as it:
+            for name in (
+                "1.0.0.10.in-addr.arpa",
+                "8.b.d.0.1.0.0.2.ip6.arpa",
+                "arpa",
+                "localhost",
+                "a.localhost",
+            ):
+                assert await it.query(question(name, 12)) is not None
+            assert it.asked == []
+
+    in_a_network_of_its_own(main)
+
+
+def test_addresses_that_stand_for_names_are_never_dialled() -> None:
+    async def main() -> None:
+        everything = Ranges(public=(ipaddress.ip_network("0.0.0.0/0"),))
+        async with world("public", ranges=everything) as it:
+            _, heard = await it.ask("198.18.99.99", 80, http("example.com"))
+            assert b"nothing stands for" in heard
+            assert it.arrived == []
+
+    in_a_network_of_its_own(main)
+
+
 def test_many_names() -> None:
     """Names beyond the last one that is kept take the place of the oldest, and no address stands for two."""
 
@@ -256,6 +309,24 @@ def test_rules_that_change_while_a_connection_is_made() -> None:
 
             it.ledger.opening = opening  # type: ignore[method-assign]
             error, _ = await it.ask("example.com", 80, http("example.com"))
+            assert "ConnectionResetError" in error
+            assert it.arrived == []
+
+    in_a_network_of_its_own(main)
+
+
+def test_rules_that_change_while_the_first_address_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxies, "DIAL_SECONDS", 0.1)
+
+    async def main() -> None:
+        async with world("public", names={"a.example": [SILENT, PUBLIC]}) as it:
+
+            async def opening(connection: Connection) -> None:
+                internal = Ranges(internal=(ipaddress.ip_network(PUBLIC),))
+                it.proxy.change(Rules.parse("public", [], internal))
+
+            it.ledger.opening = opening  # type: ignore[method-assign]
+            error, _ = await it.ask("a.example", 80, http("a.example"))
             assert "ConnectionResetError" in error
             assert it.arrived == []
 

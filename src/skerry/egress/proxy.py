@@ -288,6 +288,8 @@ class Proxy:
                 continue
             self.connections.add(connection)
             connection.task = self._loop.create_task(self._serve(client, connection, name))
+            # Not by the task itself: one that is cancelled at once never begins.
+            connection.task.add_done_callback(partial(self._ended, client, connection))
 
     def _accept_again(self, listener: socket.socket) -> None:
         if not self._closed:
@@ -309,12 +311,13 @@ class Proxy:
             if connection.verdict == "allowed":
                 connection.verdict = "cut: the environment has ended"
             raise
-        finally:
-            # What was broken off must not look as if it had come to its end.
-            _close(client, reset=connection.verdict.startswith(("cut", "failed")))
-            self.connections.discard(connection)
-            if connection.opened:
-                self._witness.closed(connection)
+
+    def _ended(self, client: socket.socket, connection: Connection, _: asyncio.Task[None]) -> None:
+        # What was broken off must not look as if it had come to its end.
+        _close(client, reset=connection.verdict.startswith(("cut", "failed")))
+        self.connections.discard(connection)
+        if connection.opened:
+            self._witness.closed(connection)
 
     async def _carry(self, client: socket.socket, connection: Connection, name: str | None) -> None:
         """Raises _Denied, Refused, _Cut, OSError, SkerryError."""

@@ -1,4 +1,8 @@
-"""What carries the bytes of one connection, once it is known where they may go."""
+"""What carries the bytes of one connection, once it is known where they may go.
+
+It is made for uvloop, whose `sock_recv` waits for its turn even if there is something to read: nobody who is fast
+enough can hold up the others.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +71,6 @@ class Relay:
                 await self._answered
                 passed = screen.upgraded(self._said.startswith(_ACCEPTED))
                 continue
-            await asyncio.sleep(0)  # both calls may return at once, for ever: others have their turn here
             data = await self._loop.sock_recv(self._client, BUFFER)
             if not data:
                 _end(self._server)
@@ -85,7 +88,6 @@ class Relay:
                         self._answered.set_result(None)
                 self._count(0, len(data))
                 await self._loop.sock_sendall(self._client, data)
-                await asyncio.sleep(0)
         finally:
             if not self._answered.done():
                 self._answered.set_result(None)
