@@ -43,7 +43,7 @@ def test_an_allowlist_from_its_making_to_its_end(cli: Cli, environment: str) -> 
         (["net", "set", "ENV", "everything"], "none, allowlist, public"),
         (["net", "allow", "ENV"], "RULE is missing"),
         (["create", "--network", "public", "--allow", "example.com"], "allowlist"),
-        (["create", "--allow", "pyton-packages"], ""),
+        (["create", "--allow", "pyton-packages"], "python-packages"),
     ],
 )
 def test_mistakes(cli: Cli, environment: str, words: list[str], says: str) -> None:
