@@ -5,6 +5,7 @@ Nothing that it sends can leave the machine, whatever address it has.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ipaddress
 import socket
@@ -37,6 +38,59 @@ def in_a_network_of_its_own(body: Callable[[], None]) -> None:
         raise failure[0]
 
 
+@contextmanager
+def relayed(places: Iterable[tuple[str, int]], folder: Path) -> Iterator[Callable[[ExitStack], None]]:
+    """What, called elsewhere, makes these places of the real network be there; for packages of the registries."""
+    with ExitStack() as here:
+        ways = {}
+        for number, place in enumerate(places):
+            listener = here.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(folder / f"relay{number}"))
+            listener.listen(64)
+            threading.Thread(target=_relay, args=(listener, place), daemon=True).start()
+            ways[place] = str(folder / f"relay{number}")
+
+        def there(stack: ExitStack) -> None:
+            for place, way in ways.items():
+                outer = stack.enter_context(socket.create_server(place))
+                threading.Thread(target=_relay, args=(outer, way), daemon=True).start()
+
+        yield there
+
+
+def _relay(listener: socket.socket, target: str | tuple[str, int]) -> None:
+    while True:
+        try:
+            client, _ = listener.accept()
+        except OSError:
+            return
+        try:
+            if isinstance(target, str):
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(target)
+            else:
+                server = socket.create_connection(target, timeout=60)
+        except OSError:
+            client.close()
+            continue
+        threading.Thread(target=_join, args=(client, server), daemon=True).start()
+
+
+def _join(client: socket.socket, server: socket.socket) -> None:
+    with client, server:
+        back = threading.Thread(target=_copy, args=(server, client), daemon=True)
+        back.start()
+        _copy(client, server)
+        back.join()
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+
+
 class Internet:
     def __init__(self) -> None:
         self.names: dict[str, str] = {}
@@ -45,9 +99,13 @@ class Internet:
 
 
 @contextmanager
-def internet(addresses: Iterable[str], ports: Iterable[int] = (80,)) -> Iterator[Internet]:
+def internet(
+    addresses: Iterable[str],
+    ports: Iterable[int] = (80,),
+    also: Callable[[ExitStack], None] = lambda stack: None,
+) -> Iterator[Internet]:
     """Another network namespace, which is all that the caller's can reach: these addresses, with a web server behind
-    each port, and the machine's name servers, which know `names`."""
+    each port, and the machine's name servers, which know `names`. `also` is called there, to add more."""
     made = Internet()
     there, go, ready, over = (threading.Event() for _ in range(4))
     failure: list[BaseException] = []
@@ -69,6 +127,7 @@ def internet(addresses: Iterable[str], ports: Iterable[int] = (80,)) -> Iterator
                 for port in ports:
                     listener = stack.enter_context(socket.create_server(("0.0.0.0", port)))
                     threading.Thread(target=_serve, args=(made, listener), daemon=True).start()
+                also(stack)
                 ready.set()
                 over.wait()
         except BaseException as error:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -102,6 +104,29 @@ def test_never_the_inside() -> None:
             assert "never reached" in fetch(env, "http://inside.test/")
             assert "never reached" in fetch(env, f"http://{INTERNAL}/")
         assert outside.arrived == [(OTHER, 80)]
+
+
+def prepared(daemon: Daemon) -> int:
+    text = daemon.raw("GET", "/metrics")[2].decode()
+    (found,) = re.findall(r"^skerry_instances_prepared\S* (\d+)", text, re.MULTILINE)
+    return int(found)
+
+
+@contained
+def test_one_that_was_made_ready_is_as_one_that_was_not() -> None:
+    with world() as (outside, daemon, client):
+        assert prepared(daemon) == 0
+        for round in range(2):
+            with Environment(client=client, allow=["example.com"]) as env:
+                assert fetch(env, "http://example.com/") == "hello"
+                assert fetch(env, "http://www.example.com/").startswith("failed:")
+                assert "never reached" in fetch(env, f"http://{INTERNAL}/")
+                assert "allowlist" in fetch(env, f"http://{OTHER}/")
+            with Environment(client=client) as env:
+                assert fetch(env, "http://example.com/").startswith("failed:")
+            assert outside.arrived == [(PUBLIC, 80)] * (round + 1)
+            while not prepared(daemon):
+                time.sleep(0.01)
 
 
 @contained

@@ -50,7 +50,7 @@ class Check:
 def run(home: Home) -> dict[str, object]:
     """All checks. The result is the answer of `skerry doctor --json`."""
     checks = list(_checks(home))
-    works = checks[-1].status == OK
+    works = any(check.name == "environment" and check.status == OK for check in checks)
     return {
         "version": VERSION,
         "isolation": "namespace" if works else "none",
@@ -211,6 +211,13 @@ def _environment() -> Iterator[Check]:
             yield Check("overlay", OK, "shared files have locks and watches of their own in each environment")
         else:
             yield Check("overlay", WARNING, row.by, "Linux 5.11 or newer, and no mounts below /usr")
+    if (row := enforced.get("open_network")) is not None:
+        if row.enforced:
+            yield Check("network", OK, "environments can have one, with the daemon as the only way out")
+        else:
+            yield Check(
+                "network", WARNING, f"only `none`: {row.by}", "a kernel with nf_tables, nft_nat and nft_redir"
+            )
 
 
 async def _start_one(directory: str, enforced: dict[str, Enforcement]) -> float:
@@ -220,6 +227,11 @@ async def _start_one(directory: str, enforced: dict[str, Enforcement]) -> float:
         image = ImageStore(Path(directory, "images")).get("host")
         await backend.start(InstanceSpec(ENVIRONMENT_ID, image, Policy(workspace="memory")))
         enforced |= {row.name: row for row in backend.enforced(ENVIRONMENT_ID)}
+        try:
+            (await backend.open_network(ENVIRONMENT_ID)).close()
+            enforced["open_network"] = Enforcement("open_network", True, "", "")
+        except SkerryError as error:
+            enforced["open_network"] = Enforcement("open_network", False, "", error.message)
         channel = await Channel.open(await backend.connect(ENVIRONMENT_ID))
         process = await channel.start(Start(argv=["/bin/sh", "-c", "exit 0"]))
         end = await process.wait()

@@ -40,13 +40,27 @@ async def understand(policy: Policy, ranges: Ranges, preset: Callable[[str], Pre
     files: dict[str, bytes] = {}
     for text in policy.allow:
         if text not in presets.names():
-            rules.append(text)
+            rules.append(_checked(text))
             continue
         found = await asyncio.to_thread(preset, text)
         rules += found.rules
         variables |= found.variables
         files |= dict(found.files)
     return Meaning(Rules.parse(policy.network, rules, ranges), variables, files)
+
+
+def _checked(text: str) -> str:
+    """Two mistakes that are better explained than refused. Raises InvalidRequest."""
+    if "://" in text:
+        raise InvalidRequest(
+            f"{text!r} is a URL, and not a rule", hint="write its host alone: api.example.com"
+        )
+    if not any(mark in text for mark in ".:/"):
+        raise InvalidRequest(
+            f"{text!r} is neither a preset nor the full name of a host",
+            hint=f"presets: {', '.join(presets.names())}",
+        )
+    return text
 
 
 class Network:

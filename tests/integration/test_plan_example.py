@@ -1,0 +1,106 @@
+"""The example plan of the second document: clone, install, run; with an allowlist alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from skerry.client.sync.client import Client
+from skerry.client.sync.environment import Environment
+from skerry.egress.presets import preset
+from skerry.errors import SkerryError
+from skerry.settings import Home
+from tests import support
+from tests.integration.daemon import started
+from tests.integration.internet import in_a_network_of_its_own, internet, relayed
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(400)]
+GIT = "93.184.216.40"
+
+
+def registries(home: Path, *names: str) -> dict[str, str]:
+    """The hosts of presets, and their addresses, by the machine's own resolver."""
+    found = {}
+    for name in names:
+        try:
+            rules = preset(name, Home(str(home))).rules
+        except SkerryError as error:
+            support.missing(f"{name}: {error}")
+        for rule in rules:
+            host = rule.partition(":")[0]
+            try:
+                found[host] = str(socket.getaddrinfo(host, 443, socket.AF_INET)[0][4][0])
+            except OSError:
+                support.missing(f"no registry for {name} can be reached")
+    return found
+
+
+def repository(folder: Path) -> None:
+    work = folder / "work"
+    work.mkdir()
+    (work / "report.py").write_text("import pandas\nprint(pandas.Series([1, 2, 3]).sum())\n")
+    (work / "package.json").write_text(
+        '{"name": "example", "version": "1.0.0", "dependencies": {"semver": "*"}}'
+    )
+    (work / "check.js").write_text('console.log(require("semver").gt("1.10.0", "1.9.0"))\n')
+    author = ("-c", "user.name=test", "-c", "user.email=test@example.test")
+    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "first"]):
+        subprocess.run(["git", *words], cwd=work, check=True)
+    subprocess.run(["git", "clone", "-q", "--bare", work, folder / "example.git"], check=True)
+
+
+@pytest.mark.slow
+def test_clone_install_and_run(tmp_path: Path) -> None:
+    if shutil.which("git") is None or shutil.which("npm") is None:
+        support.missing("git and npm are needed")
+    repository(tmp_path)
+    with support.temporary_home() as home:
+        hosts = registries(home, "python-packages", "npm-packages")
+        places = {(address, 443) for address in hosts.values()}
+        with relayed(places, tmp_path) as there:
+
+            def services(stack: ExitStack) -> None:
+                there(stack)
+                server = subprocess.Popen(
+                    ["git", "daemon", "--export-all", f"--base-path={tmp_path}", f"--listen={GIT}", tmp_path],
+                    stderr=subprocess.DEVNULL,
+                    env={**os.environ, "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory"}
+                    | {"GIT_CONFIG_VALUE_0": "*"},
+                )
+                stack.callback(server.wait)
+                stack.callback(server.kill)
+
+            def body() -> None:
+                with internet([GIT, *set(hosts.values())], ports=(), also=services) as outside:
+                    outside.names = {"git.example.test": GIT, **hosts}
+                    os.environ["SKERRY_PUBLIC_RANGES"] = ",".join(
+                        f"{address}/32" for address in hosts.values()
+                    )
+                    try:
+                        with started(home), Client(str(home)) as client:
+                            plan(client)
+                    finally:
+                        del os.environ["SKERRY_PUBLIC_RANGES"]
+
+            in_a_network_of_its_own(body)
+
+
+def plan(client: Client) -> None:
+    allow = ["git.example.test:9418", "python-packages", "npm-packages"]
+    with Environment(client=client, allow=allow, memory="1g", pids=512) as env:
+        for command, says in (
+            ("until git clone -q git://git.example.test/example.git; do sleep 0.1; done", ""),
+            ("cd example && pip install -q pandas", ""),
+            ("python3 report.py", "6\n"),
+            ("npm install --silent --no-fund --no-audit", ""),
+            ("node check.js", "true\n"),
+        ):
+            result = env.execute(command, timeout=180)
+            assert result.ok, (command, result.stdout, result.stderr, env.network.denials())
+            assert says in result.stdout
