@@ -108,11 +108,13 @@ def _ask(
 ) -> int:
     """The descriptor in the answer, or -1. Raises IsolationUnavailable."""
     socket.send_fds(control, [request + struct.pack("<I", number) + data], [] if fd < 0 else [fd])
-    answer, fds, _, _ = socket.recv_fds(control, 4, 1, socket.MSG_CMSG_CLOEXEC)
+    # Not by recv_fds, which forgets the flag: no program that is started meanwhile may get the descriptor.
+    answer, ancillary, _, _ = control.recvmsg(4, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+    fds = [struct.unpack("=i", data)[0] for _, kind, data in ancillary if kind == socket.SCM_RIGHTS]
     code = struct.unpack("<I", answer)[0] if len(answer) == 4 else 5
     if code:
         raise IsolationUnavailable(
             f"{what} failed: {os.strerror(code)}",
             hint="a network needs netfilter (nf_tables with nat) in the kernel; `skerry doctor` checks it",
         )
-    return fds[0] if fds else -1
+    return int(fds[0]) if fds else -1
