@@ -80,7 +80,7 @@ def test_wrong_requests_are_problems(daemon: Daemon, method: str, path: str, sta
         ('{"lifetime":"1h"}', "lifetime"),
         ('{"idle":true}', "idle"),
         ('{"isolation":"none"}', "isolation"),
-        ('{"network":"public"}', "network"),
+        ('{"network":"everything"}', "network"),
         ('{"name":"a/b"}', "name"),
         ('{"name":7}', "name"),
         ('{"env":{"A":1}}', "env"),
