@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from skerry.egress.presets import install_variables
 from skerry.errors import InvalidRequest
 from skerry.manager.commands import Command, base_variables
 
@@ -48,7 +49,7 @@ def test_variables_of_the_call_stand_above_those_of_the_environment_and_those_ab
     )
     start = Command(text="x", env={"B": "call", "C": "call"}).start(base)
     assert start.env == {
-        "PATH": "/image/bin",
+        **install_variables("/workspace", "/image/bin"),
         "LANG": "C.UTF-8",
         "GOPATH": "/go",
         "HOME": "/workspace",
