@@ -189,12 +189,12 @@ class NamespaceBackend:
                 uids.release(live.uid_base)
         await asyncio.to_thread(InstanceDirectory(self._instances, environment_id).remove)
         hit("delete.directory")
-        self._live.pop(environment_id, None)
+        last = self._live.pop(environment_id, None)  # of several at once, one closes what is closed once
         self._facts.pop(environment_id, None)
         if live is not None:
             live.running.handle.close()
-            if live.namespaces is not None:
-                live.namespaces.close()
+        if last is not None and last.namespaces is not None:
+            last.namespaces.close()
 
     async def wait(self, environment_id: str) -> None:
         await self._get(environment_id).running.handle.wait()
