@@ -112,21 +112,21 @@ def in_a_network_of_its_own(main: Callable[[], Coroutine[Any, Any, None]]) -> No
 def _internet() -> Any:
     """The sockets at which it listens. This thread is on the host afterwards."""
     with contextlib.ExitStack() as stack:
-        _new_network()
-        _ip("link set lo up", "route add local 0.0.0.0/0 dev lo", "-6 route add local ::/0 dev lo table main")
+        new_network()
+        ip("link set lo up", "route add local 0.0.0.0/0 dev lo", "-6 route add local ::/0 dev lo table main")
         listening = [stack.enter_context(one) for one in _listen()]
         keeper = stack.enter_context(subprocess.Popen(["sleep", "infinity"]))
         stack.callback(keeper.kill)
-        _new_network()
+        new_network()
         there = f"netns {keeper.pid}"
-        _ip("link set lo up", f"link add host0 type veth peer name net0 {there}", "link set host0 up")
+        ip("link set lo up", f"link add host0 type veth peer name net0 {there}", "link set host0 up")
         for address in HOST:
-            _ip(f"addr add {address}/{64 if ':' in address else 24} dev host0 {_at_once(address)}")
+            ip(f"addr add {address}/{64 if ':' in address else 24} dev host0 {_at_once(address)}")
         inside = ["nsenter", "-t", str(keeper.pid), "-n"]
-        _ip("link set net0 up", "addr add 192.168.77.1/24 dev net0", prefix=inside)
-        _ip("addr add 2a00:77::1/64 dev net0 nodad", prefix=inside)
-        _ip(f"route add default via {GATEWAY[0]}", f"-6 route add default via {GATEWAY[1]}")
-        _ip(f"route add {SILENT} via 192.168.77.99")
+        ip("link set net0 up", "addr add 192.168.77.1/24 dev net0", prefix=inside)
+        ip("addr add 2a00:77::1/64 dev net0 nodad", prefix=inside)
+        ip(f"route add default via {GATEWAY[0]}", f"-6 route add default via {GATEWAY[1]}")
+        ip(f"route add {SILENT} via 192.168.77.99")
         listening += [stack.enter_context(one) for one in _listen()]
         yield listening
 
@@ -135,12 +135,12 @@ def _at_once(address: str) -> str:
     return "nodad" if ":" in address else ""
 
 
-def _new_network() -> None:
+def new_network() -> None:
     if ctypes.CDLL(None, use_errno=True).unshare(_NEW_NET):
         raise OSError(ctypes.get_errno(), "unshare")
 
 
-def _ip(*commands: str, prefix: Iterable[str] = ()) -> None:
+def ip(*commands: str, prefix: Iterable[str] = ()) -> None:
     for command in commands:
         subprocess.run([*prefix, "ip", *shlex.split(command)], check=True)
 

@@ -6,18 +6,15 @@ Nothing that it sends can leave the machine, whatever address it has.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import ipaddress
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from skerry.egress import dns
-
-_NEW_NET = 0x40000000
+from tests.integration.egress_world import ip, new_network
 
 
 def in_a_network_of_its_own(body: Callable[[], None]) -> None:
@@ -26,7 +23,7 @@ def in_a_network_of_its_own(body: Callable[[], None]) -> None:
 
     def run() -> None:
         try:
-            _leave_network()
+            new_network()
             body()
         except BaseException as error:
             failure.append(error)
@@ -114,13 +111,13 @@ def internet(
     def outside() -> None:
         nonlocal thread_id
         try:
-            _leave_network()
+            new_network()
             thread_id = threading.get_native_id()
             there.set()
             go.wait()
-            _ip("link set lo up", "link set skerry1 up", "addr add 198.51.100.2/24 dev skerry1")
+            ip("link set lo up", "link set skerry1 up", "addr add 198.51.100.2/24 dev skerry1")
             servers = [server for server in _name_servers() if not _on_loopback(server)]
-            _ip(*(f"addr add {address} dev lo" for address in {*addresses, *servers}))
+            ip(*(f"addr add {address} dev lo" for address in {*addresses, *servers}))
             with ExitStack() as stack:
                 for server in servers:
                     stack.enter_context(_name_server(made, server))
@@ -140,7 +137,7 @@ def internet(
     thread.start()
     try:
         there.wait()
-        _ip(
+        ip(
             "link set lo up",
             "link add skerry0 type veth peer name skerry1",
             f"link set skerry1 netns {thread_id}",
@@ -176,16 +173,6 @@ def _name_server(made: Internet, address: str) -> socket.socket:
     asked.bind((address, 53))
     threading.Thread(target=_answer, args=(made, asked), daemon=True).start()
     return asked
-
-
-def _ip(*commands: str) -> None:
-    for command in commands:
-        subprocess.run(["ip", *command.split()], check=True)
-
-
-def _leave_network() -> None:
-    if ctypes.CDLL(None, use_errno=True).unshare(_NEW_NET):
-        raise OSError(ctypes.get_errno(), "unshare")
 
 
 def _answer(made: Internet, asked: socket.socket) -> None:
