@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         ImageNotFound,
         InvalidRequest,
         IsolationUnavailable,
+        LanguageNotFound,
         LaunchFailed,
         LimitReached,
         MethodNotAllowed,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         UnsupportedMediaType,
     )
     from skerry.models import (
+        CodeResult,
         Enforcement,
         EnvironmentInfo,
         ExecutionInfo,
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
         FileEvent,
         FileInfo,
         ImageInfo,
+        LanguageInfo,
         Outcome,
         State,
         Usage,
@@ -75,6 +78,7 @@ __all__ = [
     "AsyncWatch",
     "Busy",
     "Client",
+    "CodeResult",
     "Conflict",
     "DaemonUnavailable",
     "Denied",
@@ -99,6 +103,8 @@ __all__ = [
     "ImageNotFound",
     "InvalidRequest",
     "IsolationUnavailable",
+    "LanguageInfo",
+    "LanguageNotFound",
     "LaunchFailed",
     "LimitReached",
     "MethodNotAllowed",
@@ -128,6 +134,7 @@ _CLIENT = {
     "Watch": "files",
 }
 _MODELS = {
+    "CodeResult",
     "Enforcement",
     "EnvironmentInfo",
     "ExecutionInfo",
@@ -135,6 +142,7 @@ _MODELS = {
     "FileEvent",
     "FileInfo",
     "ImageInfo",
+    "LanguageInfo",
     "Outcome",
     "State",
     "Usage",

@@ -13,6 +13,7 @@ the platform's faults.
     │   ├── EnvironmentNotFound
     │   ├── ExecutionNotFound
     │   ├── ImageNotFound
+    │   ├── LanguageNotFound      unknown, or the image cannot run it
     │   └── FileMissing
     ├── Conflict                  the thing is not in a state that allows this
     │   ├── EnvironmentEnded
@@ -124,6 +125,10 @@ class ExecutionNotFound(NotFound):
 
 class ImageNotFound(NotFound):
     code = "image_not_found"
+
+
+class LanguageNotFound(NotFound):
+    code = "language_not_found"
 
 
 class FileMissing(NotFound):

@@ -85,6 +85,10 @@ def boot_id() -> str:
         return file.read().strip()
 
 
+def _instance(environment: Environment) -> dict[str, Any]:
+    return {"expires": since_boot() + environment.lease.remaining, "program": environment.program}
+
+
 def since_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -124,7 +128,7 @@ class StoredRecords:
             active_at=environment.created_at,
             expires_at=environment.expires_at,
             boot_id=self._boot,
-            instance={"expires": since_boot() + environment.lease.remaining},
+            instance=_instance(environment),
             created_by=environment.created_by,
         )
         key = environment.key
@@ -157,7 +161,7 @@ class StoredRecords:
             "active_at": now,
             "expires_at": environment.expires_at,
             "policy": asdict(environment.policy),
-            "instance": {"expires": since_boot() + environment.lease.remaining},
+            "instance": _instance(environment),
         }
         ended = state is State.ENDED
         if state is not State.RUNNING:

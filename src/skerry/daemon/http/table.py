@@ -5,6 +5,7 @@ from __future__ import annotations
 from skerry.daemon.http import (
     attach,
     audit,
+    code,
     documents,
     environments,
     events,
@@ -22,6 +23,7 @@ OPERATIONS = (
     *executions.OPERATIONS,
     *events.OPERATIONS,
     *attach.OPERATIONS,
+    *code.OPERATIONS,
     *files.OPERATIONS,
     *network.OPERATIONS,
     *images.OPERATIONS,
