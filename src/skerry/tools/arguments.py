@@ -64,7 +64,7 @@ def _parsed(text: str | bytes) -> object:
 def _check_value(name: str, schema: dict[str, Any], value: Any) -> int:
     """Returns how much text is in it."""
     types, word = _TYPES[schema["type"]]
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+    if (type(value) is bool and bool not in types) or not issubclass(type(value), types):
         raise InvalidRequest(f"{name} must be {word}, not {shown(value)}")
     if "enum" in schema and value not in schema["enum"]:
         raise InvalidRequest(f"{name} must be one of {', '.join(schema['enum'])}, not {shown(value)}")
