@@ -185,7 +185,9 @@ def test_bytes() -> None:
             more = f"kept['9.9.9.9'].sendall({b'x' * 901!r})\n" + READ.format("9.9.9.9")
             assert await it.run(more) == "ConnectionResetError"
             await it.ledger.until(lambda: it.ledger.finished)
-            reason = "its limit of 1000 B sent and received is used up; env.network.set(traffic=...) changes it"
+            reason = (
+                "its limit of 1000 B sent and received is used up; env.network.set(traffic=...) changes it"
+            )
             assert it.ledger.finished[0].verdict == f"cut: {reason}"
             assert it.traffic == Traffic(50, 50), "what would be too much is not passed on"
             it.asked.clear()

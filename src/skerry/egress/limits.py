@@ -25,8 +25,8 @@ class Traffic:
 class Crowd:
     """The connections of all environments together.
 
-    Each takes two descriptors of this process. They get half of those that it may have, and nobody gets more of that than
-    what is left: however many want all they can get, each of them gets the same, and there is as much for the next.
+    Each takes two descriptors of this process. They get half of those that it may have, and nobody gets more of that
+    than what is left: of many that want all they can get, each gets the same, and there is as much for the next.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,11 @@ class Meter:
     """Holds one environment to its limits."""
 
     def __init__(
-        self, limits: Limits, traffic: Traffic, crowd: Crowd = everybody, note: Callable[[], None] = lambda: None
+        self,
+        limits: Limits,
+        traffic: Traffic,
+        crowd: Crowd = everybody,
+        note: Callable[[], None] = lambda: None,
     ) -> None:
         """`note` is called now and then when there was traffic, for what shall be known after a crash."""
         self.limits = limits
