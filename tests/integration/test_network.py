@@ -17,8 +17,8 @@ import pytest
 
 from skerry.client.sync.client import Client
 from skerry.client.sync.environment import Environment
-from skerry.errors import InvalidRequest
-from tests import support
+from skerry.errors import InvalidRequest, SkerryError
+from tests import certificates, support
 from tests.integration.daemon import Daemon, started
 from tests.integration.internet import Internet, in_a_network_of_its_own, internet
 
@@ -181,6 +181,24 @@ def test_a_change_counts_at_once() -> None:
         info = env.info()
         (row,) = [row for row in info.enforced if row["name"] == "network"]
         assert (info.network, row["value"], row["enforced"]) == ("public", "public", True)
+
+
+@contained
+def test_a_change_that_fails_changes_nothing() -> None:
+    with world() as (_, daemon, client):
+        preset = f'[git-hosting]\nallow = ["example.com:80"]\nca = "{certificates.make().ca}"\n'
+        (daemon.home / "presets.toml").write_text(preset)
+        with Environment(client=client, allow=["www.example.com"], memory="64m") as env:
+            assert env.run(["sh", "-c", "cat /dev/zero > /tmp/full"]).stderr.endswith(
+                "No space left on device\n"
+            )
+            with pytest.raises(SkerryError):
+                env.network.allow("git-hosting")
+            assert env.network.show()["allow"] == ["www.example.com"]
+            assert fetch(env, "http://example.com/").startswith("failed:")
+            env.run(["rm", "/tmp/full"])
+            env.network.allow("git-hosting")
+            assert fetch(env, "http://example.com/") == "hello"
 
 
 def denied(daemon: Daemon) -> list[tuple[str, str]]:
