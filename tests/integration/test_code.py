@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import skerry
-from skerry.tools.execute_code import ExecuteCode
+from skerry.tools.sync.execute_code import ExecuteCode
 from tests import support
 from tests.conformance.test_instances import on_host
 from tests.integration.daemon import Daemon, started
@@ -508,7 +508,7 @@ def test_the_tool_tells_what_went_wrong(real: Daemon) -> None:
         assert stepping.content.startswith("Invalid parameters: the file '../x' would be outside")
         much = tool.execute({"language": "python", "code": "print('x' * 3_000_000)"})
         assert len(much.content) < 25_000
-        assert "characters left out" in much.content
+        assert "characters cut" in much.content
         assert "more bytes were cut" in much.content
         stronger = ExecuteCode(client=client, backend="microvm").execute({"language": "bash", "code": ""})
         assert stronger.content.startswith("Execution failed: isolation 'microvm' is not available here")

@@ -85,10 +85,6 @@ def boot_id() -> str:
         return file.read().strip()
 
 
-def _instance(environment: Environment) -> dict[str, Any]:
-    return {"expires": since_boot() + environment.lease.remaining, "program": environment.program}
-
-
 def since_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -96,6 +92,16 @@ def since_boot() -> float:
 def policy_of(record: EnvironmentRecord) -> Policy:
     raw = {**record.policy, "limits": Limits(**record.policy["limits"])}
     return Policy(**{**raw, "allow": tuple(raw.get("allow", ()))})
+
+
+def _instance(environment: Environment) -> dict[str, Any]:
+    """What goes on where it was when another daemon takes over."""
+    return {
+        "expires": since_boot() + environment.lease.remaining,
+        "sent": environment.traffic.sent,
+        "received": environment.traffic.received,
+        "program": environment.program,
+    }
 
 
 class StoredRecords:

@@ -1,1 +1,1 @@
-"""What agents call. Each tool is a thin client of the daemon: code never runs in the process of the agent."""
+"""What agents call: tools for models, each a thin client of the daemon."""
