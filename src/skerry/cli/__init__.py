@@ -86,7 +86,7 @@ def _run(words: list[str]) -> int:
         return verb.main(args)
     except SkerryError as error:
         show_error(error, _wants_json(words, args))
-        return 2 if error.status < 500 else 125
+        return error.exit_code
     except BrokenPipeError:
         return _nobody_reads()
     except OSError as error:  # a local file: everything about the daemon is a SkerryError

@@ -1,4 +1,4 @@
-"""The network of one environment: what it may reach, and the proxy that takes it there."""
+"""The network of an environment: what it may reach, and the proxy that takes it there."""
 
 from __future__ import annotations
 
@@ -7,21 +7,30 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from skerry.egress import presets
 from skerry.egress.addresses import Ranges
 from skerry.egress.presets import Preset
 from skerry.egress.proxy import Connection, Denial, Proxy, Witness, resolve
 from skerry.egress.rules import Rules
-from skerry.errors import InvalidRequest
+from skerry.errors import InvalidRequest, SkerryError
+from skerry.guest.channel import WRITE_MAX
 from skerry.manager.audit import Act, Subject, note
 from skerry.manager.caller import Caller
+from skerry.models import State
 from skerry.policy import Policy
 
 if TYPE_CHECKING:
+    from skerry.guest.channel import Channel
     from skerry.host.network import Sockets
+    from skerry.manager.environment import Environment
+    from skerry.manager.executions import Executions
     from skerry.manager.records import Records
 
 ACTION = "network.connect"
+
+log = structlog.get_logger(component="network")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +123,69 @@ def with_rules(policy: Policy, add: Collection[str], remove: Collection[str]) ->
     kept = [rule for rule in policy.allow if rule not in remove]
     kind = "allowlist" if add else policy.network
     return replace(policy, network=kind, allow=tuple(dict.fromkeys((*kept, *add))))
+
+
+class Networks:
+    """Gives environments their network, and changes it."""
+
+    def __init__(self, records: Records, ranges: Ranges, preset: Callable[[str], Preset]) -> None:
+        self._records = records
+        self._ranges = ranges
+        self._preset = preset
+
+    async def understand(self, policy: Policy) -> Meaning:
+        """Raises InvalidRequest, PlatformError."""
+        return await understand(policy, self._ranges, self._preset)
+
+    async def open(self, environment: Environment, channel: Channel) -> None:
+        """As its policy says, which is not `none`. Raises InvalidRequest, PlatformError."""
+        meaning = await self.understand(environment.policy)
+        await self._prepare(environment, channel, meaning)
+        sockets = await environment.backend.open_network(environment.id)
+        environment.network = Network(
+            self._records, environment.tenant, environment.subject, sockets, meaning.rules
+        )
+
+    async def reopen(self, environment: Environment, executions: Executions) -> None:
+        """As it was before this daemon; or none, which `info` tells."""
+        if environment.policy.network == "none":
+            return
+        try:
+            await self.open(environment, executions.channel)
+            executions.variables = environment.base_variables()
+        except SkerryError as error:
+            log.error("its network is lost", environment=environment.id, error=str(error))
+            environment.policy = with_network(environment.policy, "none", ())
+
+    async def change(
+        self, caller: Caller, environment: Environment, executions: Executions, policy: Policy
+    ) -> None:
+        """It counts from now on, also for connections that are open.
+
+        Raises InvalidRequest, IsolationUnavailable, StoreUnavailable.
+        """
+        meaning = await self.understand(policy)
+        told = {"network": policy.network, "allow": list(policy.allow)}
+        async with executions.act(caller, "network.set", told):
+            before, environment.policy = environment.policy, policy
+            try:
+                if environment.network is not None:
+                    environment.network.change(meaning.rules)
+                    await self._prepare(environment, executions.channel, meaning)
+                elif policy.network != "none":
+                    await self.open(environment, executions.channel)
+            except SkerryError:
+                environment.policy = before
+                raise
+            executions.variables = environment.base_variables()
+            await self._records.changed(environment, State.RUNNING)
+
+    async def _prepare(self, environment: Environment, channel: Channel, meaning: Meaning) -> None:
+        """Put what presets bring along where the variables say that it is."""
+        for path, content in meaning.files.items():
+            for at in range(0, len(content), WRITE_MAX):
+                await channel.write(path, content[at : at + WRITE_MAX], at or None)
+        environment.preset_variables = meaning.variables
 
 
 class _Audited(Witness):

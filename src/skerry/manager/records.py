@@ -21,7 +21,7 @@ from skerry.store.environments import EnvironmentRecord
 from skerry.store.executions import ExecutionRecord
 
 if TYPE_CHECKING:
-    from skerry.manager.environments import Environment
+    from skerry.manager.environment import Environment
     from skerry.manager.execution import Execution
 
 NOT_STARTED = "it could not be started"

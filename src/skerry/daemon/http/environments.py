@@ -27,7 +27,7 @@ from skerry.errors import (
     QuotaExceeded,
     StoreUnavailable,
 )
-from skerry.manager.environments import Environment
+from skerry.manager.environment import Environment
 from skerry.manager.records import Key
 from skerry.models import State, Usage
 from skerry.policy import ISOLATIONS, NETWORKS, WORKSPACES, Limits, Policy
