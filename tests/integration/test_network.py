@@ -1,4 +1,4 @@
-"""What an environment of a real daemon may reach, in an internet of our own."""
+"""What an environment of a real daemon may reach, in an internet of our own: root's daemon, and a plain user's."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skerry.client import autostart
 from skerry.client.sync.client import Client
 from skerry.client.sync.environment import Environment
 from skerry.errors import InvalidRequest
@@ -33,6 +35,43 @@ except OSError as error:
     print("failed:", error)
 """
 
+DESCRIPTORS = """
+import os
+print([os.readlink(f"/proc/{who}/fd/{fd}") for who in ("self", os.getppid()) for fd in range(3, 64)
+       if os.path.lexists(f"/proc/{who}/fd/{fd}")])
+"""
+LISTEN = """
+import json, selectors, socket
+watched = selectors.DefaultSelector()
+for family, host in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+    for port in (8000, 8080):
+        one = socket.create_server((host, port), family=family, dualstack_ipv6=False)
+        watched.register(one, selectors.EVENT_READ)
+addresses = ["127.0.0.1", "::1", socket.gethostname(), socket.gethostbyname("example.com")]
+lines = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}")]
+ports = sorted({int(words[1].rpartition(":")[2], 16) for words in lines if words[3] == "0A"})
+print(json.dumps({"addresses": addresses, "ports": ports}), flush=True)
+while True:
+    for key, _ in watched.select():
+        heard, _ = key.fileobj.accept()
+        print(heard.getsockname()[:2], heard.recv(100), flush=True)
+"""
+KNOCK = """
+import json, socket, sys
+hosts, ports = json.loads(sys.argv[1])
+for host in hosts:
+    for port in ports:
+        try:
+            with socket.create_connection((host, port), timeout=10) as heard:
+                heard.sendall(f"GET / HTTP/1.1\\r\\nhost: {host}:{port}\\r\\n\\r\\n".encode())
+                answer = heard.recv(100)
+                if not answer.startswith(b"HTTP/1.1 403"):
+                    print(host, port, answer)
+        except OSError:
+            pass
+print("nothing")
+"""
+
 
 def contained(test: Callable[..., None]) -> Callable[..., None]:
     """A test that runs in a network of its own."""
@@ -44,11 +83,33 @@ def contained(test: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+@pytest.fixture(params=["rootful", "rootless"])
+def user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> support.Nobody | None:
+    """Whose the daemon is; None: root's."""
+    if request.param == "rootful":
+        return None
+    # Root may use the daemons of others, but its SDK has to be talked into it.
+    monkeypatch.setattr(autostart, "_peer", lambda sock: (0, 0))
+    nobody: support.Nobody = request.getfixturevalue("as_nobody")
+    return nobody
+
+
 @contextmanager
-def world(**names: str) -> Iterator[tuple[Internet, Daemon, Client]]:
-    with internet([PUBLIC, OTHER, INTERNAL]) as outside, support.temporary_home() as home:
+def home_of(user: support.Nobody | None) -> Iterator[Path]:
+    if user is not None:
+        yield user.home
+        return
+    with support.temporary_home() as home:
+        yield home
+
+
+@contextmanager
+def world(
+    user: support.Nobody | None, *options: str, **names: str
+) -> Iterator[tuple[Internet, Daemon, Client]]:
+    with internet([PUBLIC, OTHER, INTERNAL]) as outside, home_of(user) as home:
         outside.names = {"example.com": PUBLIC, "www.example.com": OTHER, "inside.test": INTERNAL, **names}
-        with started(home) as daemon, Client(str(home)) as client:
+        with started(home, *options, user=user) as daemon, Client(str(home)) as client:
             yield outside, daemon, client
 
 
@@ -57,8 +118,8 @@ def fetch(env: Environment, url: str) -> str:
 
 
 @contained
-def test_nothing_by_default() -> None:
-    with world() as (outside, _, client), Environment(client=client) as env:
+def test_nothing_by_default(user: support.Nobody | None) -> None:
+    with world(user) as (outside, _, client), Environment(client=client) as env:
         for url in ("http://example.com/", f"http://{PUBLIC}/"):
             assert fetch(env, url).startswith("failed:")
         assert outside.arrived == []
@@ -67,8 +128,8 @@ def test_nothing_by_default() -> None:
 
 
 @contained
-def test_exactly_what_was_allowed() -> None:
-    with world() as (outside, daemon, client), Environment(client=client, allow=["example.com"]) as env:
+def test_exactly_what_was_allowed(user: support.Nobody | None) -> None:
+    with world(user) as (outside, daemon, client), Environment(client=client, allow=["example.com"]) as env:
         assert fetch(env, "http://example.com/") == "hello"
         assert outside.arrived == [(PUBLIC, 80)]
         assert fetch(env, "http://www.example.com/").startswith("failed:")
@@ -94,8 +155,8 @@ def test_exactly_what_was_allowed() -> None:
 
 
 @contained
-def test_never_the_inside() -> None:
-    with world() as (outside, _, client):
+def test_never_the_inside(user: support.Nobody | None) -> None:
+    with world(user) as (outside, _, client):
         with Environment(client=client, network="public") as env:
             assert fetch(env, "http://www.example.com/") == "hello"
             assert "never reached" in fetch(env, "http://inside.test/")
@@ -113,8 +174,8 @@ def prepared(daemon: Daemon) -> int:
 
 
 @contained
-def test_one_that_was_made_ready_is_as_one_that_was_not() -> None:
-    with world() as (outside, daemon, client):
+def test_one_that_was_made_ready_is_as_one_that_was_not(user: support.Nobody | None) -> None:
+    with world(user) as (outside, daemon, client):
         assert prepared(daemon) == 0
         for round in range(2):
             with Environment(client=client, allow=["example.com"]) as env:
@@ -130,12 +191,12 @@ def test_one_that_was_made_ready_is_as_one_that_was_not() -> None:
 
 
 @contained
-def test_never_the_machine_itself() -> None:
-    with internet([PUBLIC]) as outside, support.temporary_home() as home:
+def test_never_the_machine_itself(user: support.Nobody | None) -> None:
+    with internet([PUBLIC]) as outside, home_of(user) as home:
         subprocess.run(["ip", "addr", "add", OTHER, "dev", "lo"], check=True)
         outside.names = {"www.example.com": OTHER}
         listener = socket.create_server((OTHER, 80))
-        with listener, started(home), Client(str(home)) as client:
+        with listener, started(home, user=user), Client(str(home)) as client:
             with Environment(client=client, network="public") as env:
                 for url in (f"http://{OTHER}/", "http://www.example.com/"):
                     assert "an address of this machine" in fetch(env, url)
@@ -145,17 +206,17 @@ def test_never_the_machine_itself() -> None:
 
 
 @contained
-def test_operators_know_their_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_know_their_ranges(user: support.Nobody | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKERRY_PUBLIC_RANGES", "10.1.0.0/16")
     monkeypatch.setenv("SKERRY_INTERNAL_RANGES", f"{OTHER}/32, 2001:db8::/32")
-    with world() as (_, _, client), Environment(client=client, network="public") as env:
+    with world(user) as (_, _, client), Environment(client=client, network="public") as env:
         assert fetch(env, "http://inside.test/") == "hello"
         assert "internal here" in fetch(env, "http://www.example.com/")
 
 
 @contained
-def test_a_change_counts_at_once() -> None:
-    with world() as (_, _, client), Environment(client=client) as env:
+def test_a_change_counts_at_once(user: support.Nobody | None) -> None:
+    with world(user) as (_, _, client), Environment(client=client) as env:
         env.network.allow("example.com")
         assert fetch(env, "http://example.com/") == "hello"
         env.network.allow("*.example.com")
@@ -175,32 +236,73 @@ def test_a_change_counts_at_once() -> None:
 
 
 @contained
-def test_it_outlives_the_daemon() -> None:
-    with internet([PUBLIC]) as outside, support.temporary_home() as home:
-        outside.names = {"example.com": PUBLIC}
-        with started(home) as daemon, Client(str(home)) as client:
+def test_it_outlives_the_daemon(user: support.Nobody | None) -> None:
+    with internet([PUBLIC, OTHER, INTERNAL]) as outside, home_of(user) as home:
+        outside.names = {"example.com": PUBLIC, "www.example.com": OTHER}
+        with started(home, user=user) as daemon, Client(str(home)) as client:
             env = Environment(client=client, allow=["example.com"]).create()
+            without = Environment(client=client).create()
             assert fetch(env, "http://example.com/") == "hello"
+            seen = env.run(["python3", "-c", DESCRIPTORS]).stdout
             daemon.kill()
-        with started(home), Client(str(home)) as client:
-            again = Environment.get(env.id, client)
-            assert again.network.show()["allow"] == ["example.com"]
-            assert fetch(again, "http://example.com/") == "hello"
-            assert fetch(again, "http://www.example.com/").startswith("failed:")
+        for _ in range(2):
+            with started(home, user=user) as daemon, Client(str(home)) as client:
+                again = Environment.get(env.id, client)
+                assert again.network.show()["allow"] == ["example.com"]
+                assert fetch(again, "http://example.com/") == "hello"
+                assert fetch(again, "http://www.example.com/").startswith("failed:")
+                assert "allowlist" in fetch(again, f"http://{OTHER}/")
+                assert "never reached" in fetch(again, f"http://{INTERNAL}/")
+                assert fetch(Environment.get(without.id, client), "http://example.com/").startswith("failed:")
+                assert again.run(["python3", "-c", DESCRIPTORS]).stdout == seen
+                daemon.kill()
+        with started(home, user=user), Client(str(home)) as client:
+            first = Environment.get(without.id, client)
+            first.network.allow("www.example.com")
+            assert fetch(first, "http://www.example.com/") == "hello"
+            assert fetch(first, "http://example.com/").startswith("failed:")
+        assert set(outside.arrived) == {(PUBLIC, 80), (OTHER, 80)}
 
 
 @contained
-def test_two_environments_do_not_reach_each_other() -> None:
-    with world() as (_, _, client):
-        with (
-            Environment(client=client, network="public") as one,
-            Environment(client=client, network="public") as two,
-        ):
-            with two.start(["python3", "-m", "http.server", "8000"]) as server:
-                ready = "import socket,time\nwhile socket.socket().connect_ex(('127.0.0.1',8000)): time.sleep(.01)"
-                two.run(["python3", "-c", ready], timeout=20)
-                assert fetch(one, "http://127.0.0.1:8000/").startswith("failed:")
-                server.kill()
+def test_two_environments_do_not_reach_each_other(user: support.Nobody | None) -> None:
+    """Not by any address that the other one has, nor by a name that leads there."""
+    names = {"two.inside.example": "127.0.0.1", "stands.inside.example": "198.18.0.1"}
+    with (
+        world(user, **names) as (outside, _, client),
+        Environment(client=client, network="public") as one,
+        Environment(client=client, network="public", name="two") as two,
+        Environment(client=client, allow=["*.inside.example:*", "0.0.0.0/0:*", "::/0:*"]) as three,
+        two.start(["python3", "-c", LISTEN]) as server,
+    ):
+        has = json.loads(next(server)[1])
+        assert set(has["ports"]) > {8000, 8080}, "its proxy listens as well"
+        assert has["addresses"][-1].startswith("198.18."), "what stands for a name there"
+        hosts = [*has["addresses"], "127.0.0.2", "::", "0.0.0.0", "10.0.0.1", *names, "two", two.id]
+        for each in (one, three):
+            tried = each.run(["python3", "-c", KNOCK, json.dumps([hosts, has["ports"]])], timeout=60)
+            assert tried.stdout == "nothing\n", tried
+        itself = "import socket; socket.create_connection(('127.0.0.1', 8000)).sendall(b'itself')"
+        two.run(["python3", "-c", itself])
+        assert next(server)[1] == b"('127.0.0.1', 8000) b'itself'\n"
+        assert two.network.denials() == []
+        assert outside.arrived == []
+        server.kill()
+
+
+@contained
+def test_never_the_daemon(user: support.Nobody | None) -> None:
+    with world(user, "--listen", "127.0.0.1:7443", **{"api.inside.example": "127.0.0.1"}) as (_, _, client):
+        with socket.create_connection(("127.0.0.1", 7443)) as here:
+            here.sendall(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1:7443\r\n\r\n")
+            assert here.recv(9) == b"HTTP/1.1 "
+        allow = ["*.inside.example:*", "127.0.0.0/8:*", "0.0.0.0/8:*", "198.51.100.1:*"]
+        for policy in ({"network": "public"}, {"allow": allow}):
+            with Environment(client=client, **policy) as env:
+                for host in ("127.0.0.1", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "localhost"):
+                    assert fetch(env, f"http://{host}:7443/healthz").startswith("failed:")
+                for host in ("198.51.100.1", "api.inside.example"):
+                    assert "never reached" in fetch(env, f"http://{host}:7443/healthz")
 
 
 @pytest.mark.parametrize(
