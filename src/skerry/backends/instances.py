@@ -25,8 +25,9 @@ from skerry.host.processes import Handle, descendants, is_running, start_time
 from skerry.host.trees import remove_tree
 
 BACKLOG = 16
-_PASS_RIGHTS = 83  # SO_PASSRIGHTS
 HELPER_NAME = "memfd:skerry-guest"
+PASS_RIGHTS = 83
+"""SO_PASSRIGHTS, which Python does not know yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class InstanceDirectory:
         if not descriptors:
             # One that nobody takes is closed by whoever reads past it, and a socket can make its end take long.
             with contextlib.suppress(OSError):  # Linux before 6.16 cannot refuse them
-                sock.setsockopt(socket.SOL_SOCKET, _PASS_RIGHTS, 0)
+                sock.setsockopt(socket.SOL_SOCKET, PASS_RIGHTS, 0)
         try:
             sock.setblocking(False)
             sock.connect(self.socket_path)
