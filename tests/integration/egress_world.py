@@ -27,11 +27,13 @@ from typing import Any
 import uvloop
 
 from skerry.egress.addresses import Address, Ranges
-from skerry.egress.proxy import Connection, Denial, Limits, Proxy, Resolve, Witness
+from skerry.egress.limits import Meter, Traffic
+from skerry.egress.proxy import Connection, Denial, Proxy, Resolve, Witness
 from skerry.egress.rules import Rules
 from skerry.host.interfaces import own_addresses
 from skerry.host.launcher import Helper
 from skerry.host.network import Namespaces, catch_all
+from skerry.policy import Limits
 
 API = 7443
 """Where a daemon listens for others."""
@@ -261,6 +263,7 @@ class World:
         """The first words of each connection that came out, for the usual server."""
         self.server: Server = self.usual_server
         self.ledger = Ledger()
+        self.traffic = Traffic()
         self.proxy: Proxy
         self.agent: Agent
 
@@ -332,7 +335,8 @@ async def world(
         made.agent = await stack.enter_async_context(_environment())
         await made.run(before)
         rules = Rules.parse(kind, allow, ranges or Ranges(own=own_addresses))
-        made.proxy = _proxy(made.agent, rules, made.ledger, made.resolve, limits)
+        meter = Meter(limits or Limits(), made.traffic)
+        made.proxy = _proxy(made.agent, rules, made.ledger, made.resolve, meter)
         try:
             yield made
         finally:
@@ -343,7 +347,8 @@ async def world(
 async def neighbour(it: World) -> AsyncIterator[Agent]:
     """Another environment, with a network of the same kind, that listens at every address it has."""
     async with _environment() as agent:
-        proxy = _proxy(agent, it.proxy.rules, Ledger(), it.resolve)
+        meter = Meter(Limits(), Traffic())
+        proxy = _proxy(agent, it.proxy.rules, Ledger(), it.resolve, meter)
         try:
             await agent.run(f"listen({PORTS!r})")
             yield agent
@@ -351,9 +356,7 @@ async def neighbour(it: World) -> AsyncIterator[Agent]:
             await proxy.close()
 
 
-def _proxy(
-    agent: Agent, rules: Rules, witness: Witness, resolve: Resolve, limits: Limits | None = None
-) -> Proxy:
+def _proxy(agent: Agent, rules: Rules, witness: Witness, resolve: Resolve, meter: Meter) -> Proxy:
     helper = Helper()
     namespaces = Namespaces.of(agent.pid, rootful=os.geteuid() == 0 and not ROOTLESS)
     try:
@@ -361,7 +364,7 @@ def _proxy(
     finally:
         namespaces.close()
         helper.close()
-    return Proxy(rules, sockets.tcp, sockets.udp, witness, resolve, limits)
+    return Proxy(rules, sockets.tcp, sockets.udp, witness, resolve, meter)
 
 
 @contextlib.asynccontextmanager

@@ -285,7 +285,7 @@ async def tenant_rpcs(client: Client) -> None:
 
 
 async def network_rpcs(client: Client, environment_id: str) -> None:
-    where = {"environment_id": environment_id}
+    where: dict[str, Any] = {"environment_id": environment_id}
     shown = await client.AllowNetwork(
         network_pb2.AllowNetworkRequest(**where, rules=["example.com", "a.test:22"])
     )
@@ -295,6 +295,8 @@ async def network_rpcs(client: Client, environment_id: str) -> None:
     shown = await client.SetNetwork(network_pb2.SetNetworkRequest(**where, network="none"))
     assert shown == await client.GetNetwork(network_pb2.GetNetworkRequest(**where))
     assert (shown.network, list(shown.denials)) == ("none", [])
+    shown = await client.SetNetwork(network_pb2.SetNetworkRequest(**where, connections=5, traffic=1 << 40))
+    assert (shown.network, shown.limits.connections, shown.limits.traffic) == ("none", 5, 1 << 40)
 
 
 async def audit_rpcs(client: Client, environment_id: str) -> None:

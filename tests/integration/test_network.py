@@ -2,119 +2,33 @@
 
 from __future__ import annotations
 
-import functools
 import json
+import os
 import re
+import shutil
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from skerry.client import autostart
 from skerry.client.sync.client import Client
 from skerry.client.sync.environment import Environment
-from skerry.errors import InvalidRequest
-from tests import support
+from skerry.errors import InvalidRequest, SkerryError
+from tests import certificates, support
 from tests.integration.daemon import Daemon, started
-from tests.integration.internet import Internet, in_a_network_of_its_own, internet
+from tests.integration.internet import internet
+from tests.integration.networks import INTERNAL, OTHER, PUBLIC, contained, fetch, home_of, world
 
 pytestmark = pytest.mark.root
-PUBLIC, OTHER, INTERNAL = "93.184.216.34", "93.184.216.35", "10.1.2.3"
-FETCH = """
-import sys, urllib.request, urllib.error
-try:
-    print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode().strip())
-except urllib.error.HTTPError as error:
-    print(error.code, error.read().decode().strip())
-except OSError as error:
-    print("failed:", error)
+HOLD = """
+import socket
+held = [socket.create_connection(("example.com", 80)) for _ in range(2)]
+s = socket.create_connection(("example.com", 80))
+s.sendall(b"GET / HTTP/1.1\\r\\nhost: example.com\\r\\n\\r\\n")
+print(s.makefile().read())
 """
-
-DESCRIPTORS = """
-import os
-print([os.readlink(f"/proc/{who}/fd/{fd}") for who in ("self", os.getppid()) for fd in range(3, 64)
-       if os.path.lexists(f"/proc/{who}/fd/{fd}")])
-"""
-LISTEN = """
-import json, selectors, socket
-watched = selectors.DefaultSelector()
-for family, host in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-    for port in (8000, 8080):
-        one = socket.create_server((host, port), family=family, dualstack_ipv6=False)
-        watched.register(one, selectors.EVENT_READ)
-addresses = ["127.0.0.1", "::1", socket.gethostname(), socket.gethostbyname("example.com")]
-lines = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}")]
-ports = sorted({int(words[1].rpartition(":")[2], 16) for words in lines if words[3] == "0A"})
-print(json.dumps({"addresses": addresses, "ports": ports}), flush=True)
-while True:
-    for key, _ in watched.select():
-        heard, _ = key.fileobj.accept()
-        print(heard.getsockname()[:2], heard.recv(100), flush=True)
-"""
-KNOCK = """
-import json, socket, sys
-hosts, ports = json.loads(sys.argv[1])
-for host in hosts:
-    for port in ports:
-        try:
-            with socket.create_connection((host, port), timeout=10) as heard:
-                heard.sendall(f"GET / HTTP/1.1\\r\\nhost: {host}:{port}\\r\\n\\r\\n".encode())
-                answer = heard.recv(100)
-                if not answer.startswith(b"HTTP/1.1 403"):
-                    print(host, port, answer)
-        except OSError:
-            pass
-print("nothing")
-"""
-
-
-def contained(test: Callable[..., None]) -> Callable[..., None]:
-    """A test that runs in a network of its own."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        in_a_network_of_its_own(lambda: test(*args, **kwargs))
-
-    return run
-
-
-@pytest.fixture(params=["rootful", "rootless"])
-def user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> support.Nobody | None:
-    """Whose the daemon is; None: root's."""
-    if request.param == "rootful":
-        return None
-    # Root may use the daemons of others, but its SDK has to be talked into it.
-    monkeypatch.setattr(autostart, "_peer", lambda sock: (0, 0))
-    nobody: support.Nobody = request.getfixturevalue("as_nobody")
-    return nobody
-
-
-@contextmanager
-def home_of(user: support.Nobody | None) -> Iterator[Path]:
-    if user is not None:
-        yield user.home
-        return
-    with support.temporary_home() as home:
-        yield home
-
-
-@contextmanager
-def world(
-    user: support.Nobody | None, *options: str, **names: str
-) -> Iterator[tuple[Internet, Daemon, Client]]:
-    with internet([PUBLIC, OTHER, INTERNAL]) as outside, home_of(user) as home:
-        outside.names = {"example.com": PUBLIC, "www.example.com": OTHER, "inside.test": INTERNAL, **names}
-        with started(home, *options, user=user) as daemon, Client(str(home)) as client:
-            yield outside, daemon, client
-
-
-def fetch(env: Environment, url: str) -> str:
-    return env.run(["python3", "-c", FETCH, url]).stdout.strip()
 
 
 @contained
@@ -236,73 +150,95 @@ def test_a_change_counts_at_once(user: support.Nobody | None) -> None:
 
 
 @contained
-def test_it_outlives_the_daemon(user: support.Nobody | None) -> None:
-    with internet([PUBLIC, OTHER, INTERNAL]) as outside, home_of(user) as home:
-        outside.names = {"example.com": PUBLIC, "www.example.com": OTHER}
-        with started(home, user=user) as daemon, Client(str(home)) as client:
-            env = Environment(client=client, allow=["example.com"]).create()
-            without = Environment(client=client).create()
+def test_a_change_that_fails_changes_nothing(user: support.Nobody | None) -> None:
+    with world(user) as (_, daemon, client):
+        ca = shutil.copy(certificates.make().ca, daemon.home)
+        os.chmod(ca, 0o644)
+        preset = f'[git-hosting]\nallow = ["example.com:80"]\nca = "{ca}"\n'
+        (daemon.home / "presets.toml").write_text(preset)
+        with Environment(client=client, allow=["www.example.com"], memory="64m") as env:
+            assert env.run(["sh", "-c", "cat /dev/zero > /tmp/full"]).stderr.endswith(
+                "No space left on device\n"
+            )
+            with pytest.raises(SkerryError):
+                env.network.allow("git-hosting")
+            assert env.network.show()["allow"] == ["www.example.com"]
+            assert fetch(env, "http://example.com/").startswith("failed:")
+            env.run(["rm", "/tmp/full"])
+            env.network.allow("git-hosting")
             assert fetch(env, "http://example.com/") == "hello"
-            seen = env.run(["python3", "-c", DESCRIPTORS]).stdout
-            daemon.kill()
-        for _ in range(2):
-            with started(home, user=user) as daemon, Client(str(home)) as client:
-                again = Environment.get(env.id, client)
-                assert again.network.show()["allow"] == ["example.com"]
-                assert fetch(again, "http://example.com/") == "hello"
-                assert fetch(again, "http://www.example.com/").startswith("failed:")
-                assert "allowlist" in fetch(again, f"http://{OTHER}/")
-                assert "never reached" in fetch(again, f"http://{INTERNAL}/")
-                assert fetch(Environment.get(without.id, client), "http://example.com/").startswith("failed:")
-                assert again.run(["python3", "-c", DESCRIPTORS]).stdout == seen
-                daemon.kill()
-        with started(home, user=user), Client(str(home)) as client:
-            first = Environment.get(without.id, client)
-            first.network.allow("www.example.com")
-            assert fetch(first, "http://www.example.com/") == "hello"
-            assert fetch(first, "http://example.com/").startswith("failed:")
-        assert set(outside.arrived) == {(PUBLIC, 80), (OTHER, 80)}
+
+
+def denied(daemon: Daemon) -> list[tuple[str, str]]:
+    """What the audit tells of it: host and reason."""
+    text = daemon.raw("GET", "/audit?action=network.connect&kind=denial")[2]
+    rows = [json.loads(line)["detail"] for line in text.splitlines()]
+    return [(row["host"], row["reason"]) for row in rows]
 
 
 @contained
-def test_two_environments_do_not_reach_each_other(user: support.Nobody | None) -> None:
-    """Not by any address that the other one has, nor by a name that leads there."""
-    names = {"two.inside.example": "127.0.0.1", "stands.inside.example": "198.18.0.1"}
+def test_connections_at_once(user: support.Nobody | None) -> None:
     with (
-        world(user, **names) as (outside, _, client),
-        Environment(client=client, network="public") as one,
-        Environment(client=client, network="public", name="two") as two,
-        Environment(client=client, allow=["*.inside.example:*", "0.0.0.0/0:*", "::/0:*"]) as three,
-        two.start(["python3", "-c", LISTEN]) as server,
+        world(user) as (outside, daemon, client),
+        Environment(client=client, network="public", connections=2) as env,
     ):
-        has = json.loads(next(server)[1])
-        assert set(has["ports"]) > {8000, 8080}, "its proxy listens as well"
-        assert has["addresses"][-1].startswith("198.18."), "what stands for a name there"
-        hosts = [*has["addresses"], "127.0.0.2", "::", "0.0.0.0", "10.0.0.1", *names, "two", two.id]
-        for each in (one, three):
-            tried = each.run(["python3", "-c", KNOCK, json.dumps([hosts, has["ports"]])], timeout=60)
-            assert tried.stdout == "nothing\n", tried
-        itself = "import socket; socket.create_connection(('127.0.0.1', 8000)).sendall(b'itself')"
-        two.run(["python3", "-c", itself])
-        assert next(server)[1] == b"('127.0.0.1', 8000) b'itself'\n"
-        assert two.network.denials() == []
+        reason = "its limit of 2 connections at once is reached; env.network.set(connections=...) changes it"
+        assert reason in env.run(["python3", "-c", HOLD]).stdout
         assert outside.arrived == []
-        server.kill()
+        assert [each["reason"] for each in env.network.denials()] == [reason]
+        assert denied(daemon) == [("example.com", reason)]
+        env.network.set(connections=3)
+        assert "hello" in env.run(["python3", "-c", HOLD]).stdout
+        assert env.network.show()["limits"]["connections"] == 3
+        told = {row["name"]: row["value"] for row in env.info().enforced}
+        assert (told["connections"], told["traffic"]) == ("3", str(100 << 30))
 
 
 @contained
-def test_never_the_daemon(user: support.Nobody | None) -> None:
-    with world(user, "--listen", "127.0.0.1:7443", **{"api.inside.example": "127.0.0.1"}) as (_, _, client):
-        with socket.create_connection(("127.0.0.1", 7443)) as here:
-            here.sendall(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1:7443\r\n\r\n")
-            assert here.recv(9) == b"HTTP/1.1 "
-        allow = ["*.inside.example:*", "127.0.0.0/8:*", "0.0.0.0/8:*", "198.51.100.1:*"]
-        for policy in ({"network": "public"}, {"allow": allow}):
-            with Environment(client=client, **policy) as env:
-                for host in ("127.0.0.1", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "localhost"):
-                    assert fetch(env, f"http://{host}:7443/healthz").startswith("failed:")
-                for host in ("198.51.100.1", "api.inside.example"):
-                    assert "never reached" in fetch(env, f"http://{host}:7443/healthz")
+def test_traffic(user: support.Nobody | None) -> None:
+    with (
+        world(user) as (_, daemon, client),
+        Environment(client=client, allow=["example.com"], traffic=1000) as env,
+    ):
+        answers = [fetch(env, "http://example.com/") for _ in range(10)]
+        reason = "its limit of 1000 B sent and received is used up; env.network.set(traffic=...) changes it"
+        assert answers[0] == "hello"
+        assert reason in answers[-1]
+        assert ("example.com", reason) in denied(daemon)
+        used = env.network.show()
+        assert 500 < used["sent_bytes"] + used["received_bytes"] <= 1000
+        env.network.set(traffic="1m")
+        assert fetch(env, "http://example.com/") == "hello"
+        env.network.set(traffic=1000)
+        assert reason in fetch(env, "http://example.com/")
+
+
+@contained
+def test_traffic_is_counted_beyond_a_daemon(user: support.Nobody | None) -> None:
+    """To the byte if it is told to stop; if it is killed, all but a 64th of the limit."""
+    with internet([PUBLIC]) as outside, home_of(user) as home:
+        outside.names = {"example.com": PUBLIC}
+
+        def used() -> int:
+            with Client(str(home)) as client:
+                env = Environment.get(ref, client)
+                assert fetch(env, "http://example.com/") == "hello"
+                env.run(["true"])  # which waits for what was to be written before
+                shown = env.network.show()
+                assert shown["limits"] == {"connections": 9, "traffic": 6400}
+                return int(shown["sent_bytes"] + shown["received_bytes"])
+
+        with started(home, user=user) as daemon:
+            ref = daemon.create(network="public", connections=9, traffic=6400)
+            once = used()
+            daemon.process.send_signal(signal.SIGTERM)
+            daemon.process.wait()
+        with started(home, user=user) as daemon:
+            assert used() == 2 * once
+            daemon.kill()
+        with started(home, user=user) as daemon:
+            assert 3 * once - 100 < used() <= 3 * once
+            daemon.call("DELETE", f"/environments/{ref}")
 
 
 @pytest.mark.parametrize(
