@@ -17,7 +17,7 @@ import tokenize
 from pathlib import Path
 
 CLIENT = Path(__file__).resolve().parent.parent / "src" / "skerry" / "client"
-MODULES = ("websocket", "transport", "client", "environment", "files", "network", "process")
+MODULES = ("websocket", "transport", "client", "environment", "files", "network", "process", "session")
 HEADER = "# Generated from aio/{name} by scripts/generate_sync.py. Change that file, not this one.\n"
 NAMES = {
     "aio": "sync",

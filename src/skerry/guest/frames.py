@@ -82,6 +82,7 @@ class Flag(IntEnum):
     KEEP = 4
     TRUNCATE = 8
     PARENTS = 16
+    REPLIES = 32
 
 
 class Frame(NamedTuple):
