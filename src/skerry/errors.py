@@ -62,6 +62,11 @@ class SkerryError(Exception):
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
+    @property
+    def exit_code(self) -> int:
+        """What a command ends with: 2 for a mistake in the call, 125 when Skerry itself failed."""
+        return 2 if self.status < 500 else 125
+
     def to_dict(self) -> dict[str, Any]:
         """The problem+json body that carries this error."""
         return {

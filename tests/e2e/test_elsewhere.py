@@ -153,7 +153,7 @@ def test_it_does_not_end_when_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_serve_refuses_what_is_not_safe() -> None:
     with support.temporary_home() as home:
         process, word = launch(home, "--backend", "fake", "--listen", "0.0.0.0:0")
-        assert process.wait(30) == 1
+        assert process.wait(30) == 2
         assert "without TLS" in json.loads(word)["message"]
         assert "--tls-cert" in json.loads(word)["hint"]
         assert not (home / "daemon.sock").exists()

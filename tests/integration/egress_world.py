@@ -27,11 +27,13 @@ from typing import Any
 import uvloop
 
 from skerry.egress.addresses import Address, Ranges
-from skerry.egress.proxy import Connection, Denial, Limits, Proxy, Witness
+from skerry.egress.limits import Meter, Traffic
+from skerry.egress.proxy import Connection, Denial, Proxy, Witness
 from skerry.egress.rules import Rules
 from skerry.host.interfaces import own_addresses
 from skerry.host.launcher import Helper
 from skerry.host.network import Namespaces, catch_all
+from skerry.policy import Limits
 
 PORTS = (22, 25, 53, 80, 443, 2375, 5000, 8080, 8443)
 """At which every address of the internet, and the host, listens."""
@@ -215,6 +217,7 @@ class World:
         """The first words of each connection that came out, for the usual server."""
         self.server: Server = self.usual_server
         self.ledger = Ledger()
+        self.traffic = Traffic()
         self.proxy: Proxy
         self.agent: int
         """Its pid."""
@@ -298,7 +301,8 @@ async def world(
         finally:
             namespaces.close()
         rules = Rules.parse(kind, allow, ranges or Ranges(own=own_addresses))
-        made.proxy = Proxy(rules, sockets.tcp, sockets.udp, made.ledger, made.resolve, limits)
+        meter = Meter(limits or Limits(), made.traffic)
+        made.proxy = Proxy(rules, sockets.tcp, sockets.udp, made.ledger, made.resolve, meter)
         try:
             yield made
         finally:

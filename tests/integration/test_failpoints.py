@@ -289,5 +289,5 @@ def test_recovery(world: World, point: str) -> None:
 def test_an_unknown_point_is_an_error_at_the_start(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "create.recored")
     process, word = launch(home)
-    assert process.wait(30) == 1
+    assert process.wait(30) == 2
     assert json.loads(word)["code"] == "invalid_request"

@@ -312,7 +312,7 @@ async def tenant_rpcs(client: Client) -> None:
 
 
 async def network_rpcs(client: Client, environment_id: str) -> None:
-    where = {"environment_id": environment_id}
+    where: dict[str, Any] = {"environment_id": environment_id}
     shown = await client.AllowNetwork(
         network_pb2.AllowNetworkRequest(**where, rules=["example.com", "a.test:22"])
     )
@@ -322,6 +322,8 @@ async def network_rpcs(client: Client, environment_id: str) -> None:
     shown = await client.SetNetwork(network_pb2.SetNetworkRequest(**where, network="none"))
     assert shown == await client.GetNetwork(network_pb2.GetNetworkRequest(**where))
     assert (shown.network, list(shown.denials)) == ("none", [])
+    shown = await client.SetNetwork(network_pb2.SetNetworkRequest(**where, connections=5, traffic=1 << 40))
+    assert (shown.network, shown.limits.connections, shown.limits.traffic) == ("none", 5, 1 << 40)
 
 
 async def audit_rpcs(client: Client, environment_id: str) -> None:
@@ -581,7 +583,7 @@ def test_tls() -> None:
 
 def test_without_tls_it_serves_loopback_alone(home: Path) -> None:
     process, word = launch(home, "--backend", "fake", "--grpc", f"0.0.0.0:{support.free_port()}")
-    assert process.wait(SECONDS) == 1
+    assert process.wait(SECONDS) == 2
     assert b"--tls-cert" in word
 
 
@@ -592,7 +594,7 @@ def test_a_port_that_is_taken_is_not_shared(home: Path) -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         process, word = launch(home, "--backend", "fake", "--grpc", address)
-        assert process.wait(SECONDS) == 1
+        assert process.wait(SECONDS) == 2
         assert f"cannot serve gRPC on {address}".encode() in word
 
 
@@ -606,7 +608,7 @@ def test_without_the_extra_it_says_what_to_install(home: Path) -> None:
         text=True,
         timeout=SECONDS,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "pip install 'skerry[grpc]'" in done.stderr
 
 

@@ -24,7 +24,7 @@ def options(request: pytest.FixtureRequest) -> tuple[str, ...]:
 def test_a_second_daemon_of_one_home_does_not_start(home: Path, options: tuple[str, ...]) -> None:
     with started(home, *options) as daemon:
         process, word = launch(home, *options)
-        assert process.wait(30) == 1
+        assert process.wait(30) == 2
         problem = json.loads(word)
         assert problem["code"] == "conflict"
         assert str(daemon.process.pid) in problem["message"]
@@ -33,12 +33,12 @@ def test_a_second_daemon_of_one_home_does_not_start(home: Path, options: tuple[s
 
 def test_why_it_did_not_start_is_told(home: Path) -> None:
     process, word = launch(home, "--backend", "nothing")
-    assert process.wait(30) == 1
+    assert process.wait(30) == 2
     assert json.loads(word)["code"] == "invalid_request"
     home.chmod(0o777)
     process, word = launch(home)
     home.chmod(0o700)
-    assert process.wait(30) == 1
+    assert process.wait(30) == 2
     assert "written by others" in json.loads(word)["message"]
     assert not (home / "daemon.sock").exists()
 

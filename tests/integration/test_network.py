@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import signal
 import socket
 import subprocess
 import time
@@ -16,8 +17,8 @@ import pytest
 
 from skerry.client.sync.client import Client
 from skerry.client.sync.environment import Environment
-from skerry.errors import InvalidRequest
-from tests import support
+from skerry.errors import InvalidRequest, SkerryError
+from tests import certificates, support
 from tests.integration.daemon import Daemon, started
 from tests.integration.internet import Internet, in_a_network_of_its_own, internet
 
@@ -31,6 +32,14 @@ except urllib.error.HTTPError as error:
     print(error.code, error.read().decode().strip())
 except OSError as error:
     print("failed:", error)
+"""
+
+HOLD = """
+import socket
+held = [socket.create_connection(("example.com", 80)) for _ in range(2)]
+s = socket.create_connection(("example.com", 80))
+s.sendall(b"GET / HTTP/1.1\\r\\nhost: example.com\\r\\n\\r\\n")
+print(s.makefile().read())
 """
 
 
@@ -172,6 +181,96 @@ def test_a_change_counts_at_once() -> None:
         info = env.info()
         (row,) = [row for row in info.enforced if row["name"] == "network"]
         assert (info.network, row["value"], row["enforced"]) == ("public", "public", True)
+
+
+@contained
+def test_a_change_that_fails_changes_nothing() -> None:
+    with world() as (_, daemon, client):
+        preset = f'[git-hosting]\nallow = ["example.com:80"]\nca = "{certificates.make().ca}"\n'
+        (daemon.home / "presets.toml").write_text(preset)
+        with Environment(client=client, allow=["www.example.com"], memory="64m") as env:
+            assert env.run(["sh", "-c", "cat /dev/zero > /tmp/full"]).stderr.endswith(
+                "No space left on device\n"
+            )
+            with pytest.raises(SkerryError):
+                env.network.allow("git-hosting")
+            assert env.network.show()["allow"] == ["www.example.com"]
+            assert fetch(env, "http://example.com/").startswith("failed:")
+            env.run(["rm", "/tmp/full"])
+            env.network.allow("git-hosting")
+            assert fetch(env, "http://example.com/") == "hello"
+
+
+def denied(daemon: Daemon) -> list[tuple[str, str]]:
+    """What the audit tells of it: host and reason."""
+    text = daemon.raw("GET", "/audit?action=network.connect&kind=denial")[2]
+    rows = [json.loads(line)["detail"] for line in text.splitlines()]
+    return [(row["host"], row["reason"]) for row in rows]
+
+
+@contained
+def test_connections_at_once() -> None:
+    with (
+        world() as (outside, daemon, client),
+        Environment(client=client, network="public", connections=2) as env,
+    ):
+        reason = "its limit of 2 connections at once is reached; env.network.set(connections=...) changes it"
+        assert reason in env.run(["python3", "-c", HOLD]).stdout
+        assert outside.arrived == []
+        assert [each["reason"] for each in env.network.denials()] == [reason]
+        assert denied(daemon) == [("example.com", reason)]
+        env.network.set(connections=3)
+        assert "hello" in env.run(["python3", "-c", HOLD]).stdout
+        assert env.network.show()["limits"]["connections"] == 3
+        told = {row["name"]: row["value"] for row in env.info().enforced}
+        assert (told["connections"], told["traffic"]) == ("3", str(100 << 30))
+
+
+@contained
+def test_traffic() -> None:
+    with (
+        world() as (_, daemon, client),
+        Environment(client=client, allow=["example.com"], traffic=1000) as env,
+    ):
+        answers = [fetch(env, "http://example.com/") for _ in range(10)]
+        reason = "its limit of 1000 B sent and received is used up; env.network.set(traffic=...) changes it"
+        assert answers[0] == "hello"
+        assert reason in answers[-1]
+        assert ("example.com", reason) in denied(daemon)
+        used = env.network.show()
+        assert 500 < used["sent_bytes"] + used["received_bytes"] <= 1000
+        env.network.set(traffic="1m")
+        assert fetch(env, "http://example.com/") == "hello"
+        env.network.set(traffic=1000)
+        assert reason in fetch(env, "http://example.com/")
+
+
+@contained
+def test_traffic_is_counted_beyond_a_daemon() -> None:
+    """To the byte if it is told to stop; if it is killed, all but a 64th of the limit."""
+    with internet([PUBLIC]) as outside, support.temporary_home() as home:
+        outside.names = {"example.com": PUBLIC}
+
+        def used() -> int:
+            with Client(str(home)) as client:
+                env = Environment.get(ref, client)
+                assert fetch(env, "http://example.com/") == "hello"
+                env.run(["true"])  # which waits for what was to be written before
+                shown = env.network.show()
+                assert shown["limits"] == {"connections": 9, "traffic": 6400}
+                return int(shown["sent_bytes"] + shown["received_bytes"])
+
+        with started(home) as daemon:
+            ref = daemon.create(network="public", connections=9, traffic=6400)
+            once = used()
+            daemon.process.send_signal(signal.SIGTERM)
+            daemon.process.wait()
+        with started(home) as daemon:
+            assert used() == 2 * once
+            daemon.kill()
+        with started(home) as daemon:
+            assert 3 * once - 100 < used() <= 3 * once
+            daemon.call("DELETE", f"/environments/{ref}")
 
 
 @contained

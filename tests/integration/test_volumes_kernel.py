@@ -171,6 +171,15 @@ answer = [s.st_uid, s.st_gid, s.st_mode & 0o7777, os.listdir("."), os.listdir(".
     assert answer[5] == 1000
 
 
+def test_its_mode_does_not_depend_on_the_umask_of_its_making(take: Take) -> None:
+    before = os.umask(0o177)
+    try:
+        volume = take(16 * MIB, 102)
+    finally:
+        os.umask(before)
+    assert inside(volume, "answer = os.stat('.').st_mode & 0o7777") == 0o755
+
+
 FILL = """
 written, block = 0, b"x" * 65536
 with open("big", "wb", buffering=0) as file:

@@ -16,7 +16,8 @@ from skerry.host.network import Sockets
 from skerry.ids import new_id
 from skerry.images.store import Image, ImageStore
 from skerry.manager.caller import Caller
-from skerry.manager.environments import Environment, EnvironmentManager
+from skerry.manager.environment import Environment
+from skerry.manager.environments import EnvironmentManager
 from skerry.manager.execution import Execution
 from skerry.manager.records import Records
 from skerry.models import Enforcement, Outcome, State, Usage

@@ -20,10 +20,10 @@ from skerry.errors import (
     QuotaExceeded,
     SkerryError,
 )
-from skerry.manager import environments as module
+from skerry.manager import catalogue, lifecycle
 from skerry.manager.caller import Caller
 from skerry.manager.commands import Command
-from skerry.manager.environments import Environment
+from skerry.manager.environment import Environment
 from skerry.models import Outcome, State
 from skerry.store.audit import Entry
 from skerry.store.environments import EnvironmentRecord
@@ -160,7 +160,7 @@ async def test_two_hundred_creates_with_faults_everywhere_leave_only_the_good_on
 
 @asynchronous
 async def test_a_start_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "START_TIMEOUT", 0.01)
+    monkeypatch.setattr(lifecycle, "START_TIMEOUT", 0.01)
     backend = StubBackend()
     manager = make_manager(backend)
 
@@ -230,10 +230,10 @@ async def test_a_removal_that_fails_is_told_and_tried_again() -> None:
     assert environment.info.state == "deleting"
     with pytest.raises(EnvironmentEnded):
         manager.running(CALLER, "mine")
-    clock.advance(module.RETRY_AFTER)
+    clock.advance(lifecycle.RETRY_AFTER)
     await until(lambda: len(backend.stops) == 2)
     backend.fault = lambda at, _: None
-    clock.advance(module.RETRY_AFTER)
+    clock.advance(lifecycle.RETRY_AFTER)
     await until(lambda: environment.state is State.ENDED)
     assert environment.reason == "deleted"
     assert backend.alive == set()
@@ -361,7 +361,7 @@ async def test_a_guest_that_died_for_want_of_memory() -> None:
 async def test_the_dead_are_remembered_for_a_day_and_no_more_than_a_thousand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "REMEMBER_MAX", 3)
+    monkeypatch.setattr(catalogue, "REMEMBER_MAX", 3)
     clock = StubClock()
     manager = make_manager(StubBackend(), clock)
     made = [await manager.create(CALLER, policy=POLICY) for _ in range(5)]
@@ -470,7 +470,7 @@ async def test_nothing_is_made_for_a_tenant_that_has_no_room() -> None:
 
 @asynchronous
 async def test_nobody_makes_the_ends_of_others_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REMEMBER_MAX", 5)
+    monkeypatch.setattr(catalogue, "REMEMBER_MAX", 5)
     manager = make_manager(StubBackend())
     other = Caller(tenant="other", peer="uid 0")
     first = await manager.create(other, policy=POLICY)

@@ -11,7 +11,8 @@ from skerry.errors import Busy, Conflict, ExecutionNotFound, GuestFailed, Invali
 from skerry.manager import execution as one
 from skerry.manager import executions as module
 from skerry.manager.commands import OUTPUT_LIMIT, OUTPUT_LIMIT_MAX, Command
-from skerry.manager.environments import Environment, EnvironmentManager
+from skerry.manager.environment import Environment
+from skerry.manager.environments import EnvironmentManager
 from skerry.manager.executions import Executions
 from skerry.manager.line import WAITING_MAX
 from skerry.models import ExecutionResult, Outcome, State

@@ -18,7 +18,8 @@ import pytest
 from skerry.backends.base import Instance, InstanceSpec
 from skerry.errors import Conflict, LaunchFailed, SkerryError, StoreUnavailable
 from skerry.manager.commands import Command
-from skerry.manager.environments import Environment, EnvironmentManager
+from skerry.manager.environment import Environment
+from skerry.manager.environments import EnvironmentManager
 from skerry.manager.records import Key
 from skerry.models import State
 from skerry.store.audit import Entry

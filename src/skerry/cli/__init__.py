@@ -54,6 +54,7 @@ VERBS = {
     "audit search": ("audit", "Find rows of the audit"),
     "audit export": ("audit", "Print the whole audit, one JSON object a line"),
     "audit verify": ("audit", "Check that no row of the audit was changed, removed or moved"),
+    "tools schema": ("tools", "Print the tools in the format of a model's API"),
     "doctor": ("service", "Check what the daemon's machine can do, and what to fix"),
     "serve": ("service", "Run the daemon in the foreground"),
     "stop": ("service", "Stop the daemon"),
@@ -86,7 +87,7 @@ def _run(words: list[str]) -> int:
         return verb.main(args)
     except SkerryError as error:
         show_error(error, _wants_json(words, args))
-        return 2 if error.status < 500 else 125
+        return error.exit_code
     except BrokenPipeError:
         return _nobody_reads()
     except OSError as error:  # a local file: everything about the daemon is a SkerryError

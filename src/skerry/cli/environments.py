@@ -140,7 +140,7 @@ def _rm(args: SimpleNamespace) -> int:
         except SkerryError as error:
             if not (args.force and error.status == 404):
                 show_error(error, args.json)
-                code = 2 if error.status < 500 else 125
+                code = error.exit_code
             continue
         if not args.json:
             print(clean(deleted[-1]))

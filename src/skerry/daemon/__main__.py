@@ -111,7 +111,7 @@ def _run(options: argparse.Namespace) -> None:
 def _fail(options: argparse.Namespace, error: SkerryError) -> int:
     print(f"skerry: {error}", file=sys.stderr)
     _tell(options, json.dumps(error.to_dict()).encode() + b"\n")
-    return 1
+    return error.exit_code
 
 
 def _tell(options: argparse.Namespace, word: bytes) -> None:

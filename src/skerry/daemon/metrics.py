@@ -20,7 +20,7 @@ from skerry.store import Store
 from skerry.store.audit import Entry
 
 if TYPE_CHECKING:
-    from skerry.manager.environments import Environment
+    from skerry.manager.environment import Environment
     from skerry.manager.execution import Execution
 
 MEDIA = "text/plain; version=0.0.4; charset=utf-8"

@@ -121,14 +121,13 @@ def listen(home: Home) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(home.socket)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    mask = os.umask(0o177)
     try:
+        # The name gets the mode that the socket has. A umask would be the whole process's, whose threads make files.
+        os.fchmod(sock.fileno(), 0o600)
         sock.bind(home.socket)
     except BaseException:
         sock.close()
         raise
-    finally:
-        os.umask(mask)
     sock.listen(1024)
     return sock
 

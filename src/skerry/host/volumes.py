@@ -232,6 +232,7 @@ class Volumes:
             workspace = os.open(SUBDIR, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)
             try:
                 os.fchown(workspace, uid, gid)
+                os.fchmod(workspace, 0o755)  # whatever the umask was when its template was made
             finally:
                 os.close(workspace)
         except OSError as error:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 TEXT_MAX = 8192
 """Characters of one text; of a longer one, its beginning, its size and its hash are kept."""
 CANCELED = "canceled"
+DENIALS_A_SECOND = 10
+"""Rows in the audit for each token; of those without one, all together, one."""
+DENIERS_MAX = 1000
 T = TypeVar("T")
 
 log = structlog.get_logger(component="audit")
@@ -146,6 +149,35 @@ class Act:
             outcome=outcome,
             usage=None if usage is None else usage.to_dict(),
         )
+
+
+class Denials:
+    """What callers were refused."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._told: dict[str, tuple[float, int]] = {}
+        """By token: when its last second began, and how many there were since."""
+
+    def tell(self, caller: Caller, action: str, error: SkerryError, **detail: Any) -> None:
+        """Write down that a caller was refused something; so often a second, so that nobody fills the disk with it."""
+        most = DENIALS_A_SECOND if caller.token else 1
+        since, count = self._told.pop(caller.token, (0.0, 0))
+        now = time.monotonic()
+        if now - since < 1.0:
+            self._told[caller.token] = since, count + 1
+            if count >= most:
+                return
+            untold = 0
+        else:
+            self._told[caller.token] = now, 1
+            untold = max(0, count - most)
+        if len(self._told) > DENIERS_MAX:
+            del self._told[next(iter(self._told))]
+        log.warning("refused", action=action, code=error.code, who=caller.who, request=caller.request_id)
+        act = Act(self._records, caller, action, None, {})
+        detail["not_told_before"] = untold or None
+        note(self._records.audit(caller.tenant, act.entry("denial", error.code, detail=detail)))
 
 
 def bounded(detail: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The network of one environment: what it may reach, and the proxy that takes it there."""
+"""The network of an environment: what it may reach, and the proxy that takes it there."""
 
 from __future__ import annotations
 
@@ -7,21 +7,31 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from skerry.egress import presets
 from skerry.egress.addresses import Ranges
+from skerry.egress.limits import Meter
 from skerry.egress.presets import Preset
 from skerry.egress.proxy import Connection, Denial, Proxy, Witness, resolve
 from skerry.egress.rules import Rules
-from skerry.errors import InvalidRequest
+from skerry.errors import InvalidRequest, SkerryError
+from skerry.guest.channel import WRITE_MAX
 from skerry.manager.audit import Act, Subject, note
 from skerry.manager.caller import Caller
-from skerry.policy import Policy
+from skerry.models import State
+from skerry.policy import Limits, Policy
 
 if TYPE_CHECKING:
+    from skerry.guest.channel import Channel
     from skerry.host.network import Sockets
+    from skerry.manager.environment import Environment
+    from skerry.manager.executions import Executions
     from skerry.manager.records import Records
 
 ACTION = "network.connect"
+
+log = structlog.get_logger(component="network")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,37 +76,53 @@ def _checked(text: str) -> str:
 class Network:
     """Made when an environment first gets a network; it stays until the environment ends."""
 
-    def __init__(
-        self, records: Records, tenant: str, subject: Subject, sockets: Sockets, rules: Rules
-    ) -> None:
-        self._witness = _Audited(records, Caller(tenant=tenant, peer="environment"), subject)
-        self._proxy = Proxy(rules, sockets.tcp, sockets.udp, self._witness, resolve)
+    def __init__(self, records: Records, environment: Environment, sockets: Sockets, rules: Rules) -> None:
+        def note_traffic() -> None:
+            if environment.state is State.RUNNING:
+                note(records.changed(environment, State.RUNNING))
 
-    def change(self, rules: Rules) -> None:
-        self._proxy.change(rules)
+        caller = Caller(tenant=environment.tenant, peer="environment")
+        witness = _Audited(records, caller, environment.subject)
+        meter = Meter(environment.policy.limits, environment.traffic, note=note_traffic)
+        self._proxy = Proxy(rules, sockets.tcp, sockets.udp, witness, resolve, meter)
+
+    @property
+    def rules(self) -> Rules:
+        return self._proxy.rules
+
+    def change(self, rules: Rules, limits: Limits) -> None:
+        self._proxy.change(rules, limits)
 
     @property
     def told(self) -> dict[str, Any]:
-        """What it has done so far."""
-        proxy = self._proxy
+        """What it does, and what it has refused."""
         return {
-            "connections": len(proxy.connections),
-            "sent_bytes": proxy.sent,
-            "received_bytes": proxy.received,
-            "denials": [asdict(denial) for denial in proxy.denials],
+            "connections": len(self._proxy.connections),
+            "denials": [asdict(denial) for denial in self._proxy.denials],
         }
 
     async def close(self) -> None:
         await self._proxy.close()
 
 
-NOTHING: dict[str, Any] = {"connections": 0, "sent_bytes": 0, "received_bytes": 0, "denials": []}
+def describe(environment: Environment) -> dict[str, Any]:
+    """What it may reach and how much, what it has sent and received, and what it was refused."""
+    policy, network = environment.policy, environment.network
+    return {
+        "network": policy.network,
+        "allow": list(policy.allow),
+        "limits": {"connections": policy.limits.connections, "traffic": policy.limits.traffic},
+        "sent_bytes": environment.traffic.sent,
+        "received_bytes": environment.traffic.received,
+        **({"connections": 0, "denials": []} if network is None else network.told),
+    }
 
 
-def with_network(policy: Policy, network: str, allow: Collection[str] | None) -> Policy:
-    """Another kind of network; None: with the rules that there are. Raises InvalidRequest."""
-    kept = policy.allow if allow is None and network == "allowlist" else tuple(dict.fromkeys(allow or ()))
-    return replace(policy, network=network, allow=kept)
+def with_network(policy: Policy, network: str | None, allow: Collection[str] | None, **limits: Any) -> Policy:
+    """Another kind of network, other rules, other limits; None leaves each as it is. Raises InvalidRequest."""
+    kind = policy.network if network is None else network
+    kept = policy.allow if allow is None and kind == "allowlist" else tuple(dict.fromkeys(allow or ()))
+    return replace(policy, network=kind, allow=kept, limits=policy.limits.changed(limits))
 
 
 def with_rules(policy: Policy, add: Collection[str], remove: Collection[str]) -> Policy:
@@ -114,6 +140,76 @@ def with_rules(policy: Policy, add: Collection[str], remove: Collection[str]) ->
     kept = [rule for rule in policy.allow if rule not in remove]
     kind = "allowlist" if add else policy.network
     return replace(policy, network=kind, allow=tuple(dict.fromkeys((*kept, *add))))
+
+
+class Networks:
+    """Gives environments their network, and changes it."""
+
+    def __init__(self, records: Records, ranges: Ranges, preset: Callable[[str], Preset]) -> None:
+        self._records = records
+        self._ranges = ranges
+        self._preset = preset
+
+    async def understand(self, policy: Policy) -> Meaning:
+        """Raises InvalidRequest, PlatformError."""
+        return await understand(policy, self._ranges, self._preset)
+
+    async def open(self, environment: Environment, channel: Channel) -> None:
+        """As its policy says, which is not `none`. Raises InvalidRequest, PlatformError."""
+        meaning = await self.understand(environment.policy)
+        await self._prepare(environment, channel, meaning)
+        sockets = await environment.backend.open_network(environment.id)
+        environment.network = Network(self._records, environment, sockets, meaning.rules)
+
+    async def reopen(self, environment: Environment, executions: Executions) -> None:
+        """As it was before this daemon; or none, which `info` tells."""
+        if environment.policy.network == "none":
+            return
+        try:
+            await self.open(environment, executions.channel)
+            executions.variables = environment.base_variables()
+        except SkerryError as error:
+            log.error("its network is lost", environment=environment.id, error=str(error))
+            environment.policy = with_network(environment.policy, "none", ())
+
+    async def change(
+        self, caller: Caller, environment: Environment, executions: Executions, policy: Policy
+    ) -> None:
+        """It counts from now on, also for connections that are open.
+
+        Raises InvalidRequest, IsolationUnavailable, StoreUnavailable.
+        """
+        meaning = await self.understand(policy)
+        limits = policy.limits
+        told = {
+            "network": policy.network,
+            "allow": list(policy.allow),
+            "connections": limits.connections,
+            "traffic": limits.traffic,
+        }
+        async with executions.act(caller, "network.set", told):
+            before, environment.policy = environment.policy, policy
+            rules = None if environment.network is None else environment.network.rules
+            try:
+                if environment.network is not None:
+                    environment.network.change(meaning.rules, limits)
+                    await self._prepare(environment, executions.channel, meaning)
+                elif policy.network != "none":
+                    await self.open(environment, executions.channel)
+            except BaseException:
+                environment.policy = before
+                if environment.network is not None and rules is not None:
+                    environment.network.change(rules, before.limits)
+                raise
+            executions.variables = environment.base_variables()
+            await self._records.changed(environment, State.RUNNING)
+
+    async def _prepare(self, environment: Environment, channel: Channel, meaning: Meaning) -> None:
+        """Put what presets bring along where the variables say that it is."""
+        for path, content in meaning.files.items():
+            for at in range(0, len(content), WRITE_MAX):
+                await channel.write(path, content[at : at + WRITE_MAX], at or None)
+        environment.preset_variables = meaning.variables
 
 
 class _Audited(Witness):

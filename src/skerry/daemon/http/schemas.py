@@ -329,9 +329,17 @@ class Verdict(TypedDict):
     """The first place at which the chain does not hold."""
 
 
+class NetworkLimits(TypedDict):
+    connections: int
+    """At once."""
+    traffic: int
+    """Bytes that are sent and received as long as it lives."""
+
+
 class NetworkDetails(TypedDict):
     network: Literal["none", "allowlist", "public"]
     allow: list[str]
+    limits: NetworkLimits
     connections: int
     """That are open now."""
     sent_bytes: int

@@ -1,0 +1,99 @@
+"""One environment, as the manager knows it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, dataclass, field
+
+from skerry.backends.base import Backend, Instance
+from skerry.egress.limits import Traffic
+from skerry.errors import EnvironmentEnded
+from skerry.images.store import Image
+from skerry.manager.audit import Subject
+from skerry.manager.commands import base_variables
+from skerry.manager.executions import Executions
+from skerry.manager.network import Network
+from skerry.manager.reaper import Lease
+from skerry.manager.records import Key
+from skerry.models import EnvironmentInfo, Outcome, State, Usage
+from skerry.policy import Policy
+
+
+@dataclass(eq=False, slots=True)
+class Environment:
+    """One environment, live or remembered."""
+
+    id: str
+    tenant: str
+    created_by: str
+    name: str
+    image: Image
+    policy: Policy
+    backend: Backend
+    isolation: str
+    idle: float
+    variables: dict[str, str]
+    created_at: float
+    expires_at: float
+    lease: Lease = field(init=False)
+    state: State = State.CREATING
+    reason: str = ""
+    outcome: Outcome = Outcome.CANCELED
+    ended_at: float = 0.0
+    used: Usage = field(default_factory=Usage)
+    """What it has used in all, once it has ended."""
+    recorded: bool = False
+    """Whether its row is in the store."""
+    key: Key | None = None
+    repeats: str = ""
+    """The id of the environment that was meant, if the request was made before."""
+    uses: int = 0
+    """Calls under way that are not executions."""
+    instance: Instance | None = None
+    executions: Executions | None = None
+    network: Network | None = None
+    traffic: Traffic = field(default_factory=Traffic)
+    preset_variables: dict[str, str] = field(default_factory=dict)
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Of its network: one after the other."""
+    creating: asyncio.Task[None] | None = None
+    ending: asyncio.Task[None] | None = None
+    watching: asyncio.Task[None] | None = None
+
+    def busy(self) -> bool:
+        return self.uses > 0 or (self.executions is not None and bool(self.executions.running))
+
+    def base_variables(self) -> dict[str, str]:
+        """What its programs find, but for what a call adds. To be called when it has an instance."""
+        assert self.instance is not None
+        given = {**self.preset_variables, **self.variables}
+        return base_variables(self.image.env, self.instance.workspace_path, given)
+
+    def gone(self) -> EnvironmentEnded:
+        reason = self.reason or "deleted"
+        return EnvironmentEnded(f"environment {self.id} has ended: {reason}", hint="create a new one")
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(self.id, self.backend.name, self.isolation, self.image.digest)
+
+    @property
+    def info(self) -> EnvironmentInfo:
+        return EnvironmentInfo(
+            environment_id=self.id,
+            state=str(self.state),
+            image=self.image.name,
+            image_digest=self.image.digest,
+            isolation=self.isolation,
+            backend=self.backend.name,
+            created_at=self.created_at,
+            expires_at=self.expires_at,
+            lifetime=self.lease.lifetime,
+            idle=self.idle,
+            name=self.name,
+            profile=self.policy.profile,
+            network=self.policy.network,
+            workspace=self.policy.workspace if self.instance is None else self.instance.workspace,
+            limits=asdict(self.policy.limits),
+            ended_reason=self.reason if self.state is State.ENDED else "",
+        )

@@ -1,0 +1,273 @@
+"""How environments come up and go down.
+
+    creating ──> running ──> deleting ──> ended
+        └────────────────────────┘
+
+What must outlive the daemon is written down before it is answered: see `records`. However an environment ends
+(deleted, expired, its guest died, the daemon stops), one task brings it down, which everybody who cares awaits; should
+that fail, the reaper tries again. All decisions are taken between two awaits of one event loop, so that none can
+overtake another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from socket import socket
+
+import structlog
+
+from skerry.backends.base import InstanceSpec
+from skerry.errors import LaunchFailed, QuotaExceeded, SkerryError
+from skerry.failpoints import hit
+from skerry.guest.channel import Channel
+from skerry.manager.audit import Act
+from skerry.manager.caller import Caller
+from skerry.manager.catalogue import Catalogue
+from skerry.manager.environment import Environment
+from skerry.manager.executions import Executions
+from skerry.manager.network import Networks
+from skerry.manager.reaper import Clock, Lease, Reaper
+from skerry.manager.records import Records
+from skerry.models import Outcome, State
+
+START_TIMEOUT = 60.0
+RETRY_AFTER = 30.0
+"""Seconds after which a removal that failed is tried again."""
+ORPHAN_MIN = 3600.0
+"""An environment ends by itself when it is without a daemon for its lifetime, or for this long if that is longer."""
+REFUSED_FOR = 10.0
+"""Seconds for which a tenant without room in its quota has to wait for the store before anything is made for it."""
+
+log = structlog.get_logger(component="manager")
+
+
+class Lifecycle:
+    """Starts, watches and ends what is in the catalogue."""
+
+    def __init__(
+        self,
+        records: Records,
+        catalogue: Catalogue,
+        networks: Networks,
+        clock: Clock,
+        open_channel: Callable[[socket], Awaitable[Channel]],
+    ) -> None:
+        self._records = records
+        self._catalogue = catalogue
+        self._networks = networks
+        self._clock = clock
+        self._open_channel = open_channel
+        self._reaper = Reaper(clock, self._expired)
+        self._refused: dict[str, float] = {}
+        """Tenants that had no room in their quota, and when."""
+        self._unwritten: dict[str, Environment] = {}
+        """Ended ones whose rows do not say so yet."""
+        self.closing = False
+
+    async def close(self) -> None:
+        """Watch nothing any more. What ended is written down, if that is possible."""
+        self._reaper.close()
+        await self.write_ends()
+
+    def watch(self, environment: Environment) -> None:
+        """End it when its lease is over."""
+        self._reaper.watch(environment.id, environment.lease)
+
+    # ---- the way up ----
+
+    async def start(self, environment: Environment, act: Act) -> None:
+        """Bring one up that is in the catalogue; with `repeats` set nothing was done.
+
+        Raises LaunchFailed, GuestFailed, DiskFull, IsolationUnavailable, Conflict, QuotaExceeded, StoreUnavailable.
+        """
+        orphan = max(environment.lease.lifetime, ORPHAN_MIN)
+        spec = InstanceSpec(environment.id, environment.image, environment.policy, orphan)
+        written = asyncio.create_task(self._write_down(environment, act))  # as soon as this one has to wait
+        since = time.monotonic() - self._refused.get(environment.tenant, -REFUSED_FOR)
+        if environment.key is not None or since < REFUSED_FOR:
+            await written  # nothing is made for a request that was made before
+            if environment.repeats:
+                return
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                environment.instance = await environment.backend.start(spec)
+                hit("create.started")
+                channel = await self._open_channel(await environment.backend.connect(environment.id))
+                hit("create.connected")
+                if environment.policy.network != "none":
+                    await self._networks.open(environment, channel)
+        except TimeoutError as error:
+            raise LaunchFailed(f"the environment did not start within {START_TIMEOUT:g} s") from error
+        finally:
+            await asyncio.wait((written,))
+            _retrieve(written)
+        try:
+            written.result()
+        except SkerryError:
+            await channel.close()
+            raise
+        if environment.state is not State.CREATING:
+            await channel.close()
+            return  # deleted meanwhile; whoever did it waits for this task and removes everything
+        self.serve(environment, channel)
+        environment.lease.touch()
+        self.watch(environment)
+        log.info(
+            "created",
+            environment=environment.id,
+            image=environment.image.name,
+            isolation=environment.isolation,
+        )
+
+    async def _write_down(self, environment: Environment, act: Act) -> None:
+        await self.write_ends()  # or one of them might still have the name
+        try:
+            repeats = await act.begin_with(partial(self._records.created, environment))
+        except QuotaExceeded:
+            self._refused[environment.tenant] = time.monotonic()
+            raise
+        environment.repeats = repeats or ""
+        environment.recorded = not environment.repeats
+        hit("create.recorded")
+
+    def serve(self, environment: Environment, channel: Channel) -> Executions:
+        """From here on it runs, and its end is noticed."""
+        environment.executions = Executions(
+            environment.tenant,
+            environment.subject,
+            environment.backend,
+            channel,
+            self._records,
+            environment.base_variables(),
+            touch=environment.lease.touch,
+            lost=lambda reason: self._died(environment, reason),
+        )
+        environment.state = State.RUNNING
+        channel.closed.add_done_callback(
+            lambda closed: self._died(environment, f"the guest: {closed.result()}")
+        )
+        environment.watching = asyncio.create_task(self._await_death(environment))
+        return environment.executions
+
+    async def _await_death(self, environment: Environment) -> None:
+        await environment.backend.wait(environment.id)
+        self._died(environment, "the guest died")
+
+    # ---- the way down ----
+
+    def _expired(self, environment_id: str, reason: str) -> None:
+        self._begin_end(self._catalogue.live[environment_id], reason, Outcome.CANCELED)
+
+    def _died(self, environment: Environment, reason: str) -> None:
+        if environment.state is not State.RUNNING or environment.executions is None:
+            return
+        if environment.executions.sample().oom_kills > environment.executions.oom_kills:
+            self._begin_end(environment, "out of memory", Outcome.OOM_KILLED)
+        else:
+            self._begin_end(environment, reason, Outcome.INTERNAL)
+
+    async def end(self, environment: Environment, reason: str, outcome: Outcome) -> None:
+        """From whatever state; whoever waits is free to go. Raises PlatformError."""
+        await asyncio.shield(self._begin_end(environment, reason, outcome))
+
+    def _begin_end(self, environment: Environment, reason: str, outcome: Outcome) -> asyncio.Task[None]:
+        if environment.ending is None:
+            environment.state = State.DELETING
+            environment.reason = environment.reason or reason
+            environment.outcome = outcome
+            self._reaper.forget(environment.id)
+            environment.ending = asyncio.create_task(self._bring_down(environment, outcome))
+            environment.ending.add_done_callback(_retrieve)
+        return environment.ending
+
+    async def _bring_down(self, environment: Environment, outcome: Outcome) -> None:
+        try:
+            if environment.creating is not None:
+                await asyncio.wait((environment.creating,))
+            if environment.watching is not None:
+                environment.watching.cancel()
+            if environment.recorded:
+                # From here on there is no way back, for the next daemon neither.
+                await self._write(environment, State.DELETING)
+            hit("delete.noted")
+            try:
+                if environment.executions is not None:
+                    await environment.executions.end(outcome, f"the environment ended: {environment.reason}")
+            finally:
+                if environment.network is not None:
+                    await environment.network.close()
+                hit("delete.executions")
+                with contextlib.suppress(SkerryError):
+                    environment.used = await environment.backend.usage(environment.id)
+                await environment.backend.stop(environment.id)
+            hit("delete.stopped")
+        except BaseException as error:
+            log.error("removal failed, will be tried again", environment=environment.id, error=str(error))
+            environment.ending = None
+            retry = Lease(self._clock, RETRY_AFTER, RETRY_AFTER, environment.busy)
+            if not self.closing:
+                self._reaper.watch(environment.id, retry)
+            raise
+        if environment.recorded:
+            await self._write_end(environment)
+        hit("delete.recorded")
+        environment.state = State.ENDED
+        environment.executions = None
+        self._catalogue.ended(environment, self._clock.time())
+        log.info("ended", environment=environment.id, reason=environment.reason)
+
+    async def _write(self, environment: Environment, state: State) -> None:
+        """A store that cannot be written is no reason to stop."""
+        try:
+            await self._records.changed(environment, state)
+        except SkerryError as error:
+            log.error("not written down", environment=environment.id, error=str(error))
+
+    async def _write_end(self, environment: Environment) -> None:
+        """Nothing of it is left, whatever the store says: if that cannot take it now, its row follows later."""
+        self._unwritten[environment.id] = environment
+        entry = self.by_itself(environment, "environment.end").entry(
+            "lifecycle", str(environment.outcome), environment.used, {"reason": environment.reason}
+        )
+        try:
+            await self._records.changed(environment, State.ENDED, entry)
+        except SkerryError as error:
+            log.error("its end is not written down yet", environment=environment.id, error=str(error))
+        else:
+            self._unwritten.pop(environment.id, None)
+
+    async def write_ends(self) -> None:
+        await asyncio.gather(*map(self._write_end, tuple(self._unwritten.values())))
+
+    async def let_go(self, environment: Environment) -> None:
+        """Leave it to the next daemon."""
+        if environment.creating is not None:
+            await asyncio.wait((environment.creating,))
+        if environment.ending is not None:
+            await asyncio.wait((environment.ending,))
+        if environment.watching is not None:
+            environment.watching.cancel()
+        running = environment.state is State.RUNNING
+        environment.state = State.DELETING  # that its channel closes is no news
+        if environment.network is not None:
+            await environment.network.close()
+            if running:
+                await self._write(environment, State.RUNNING)  # with what its connections have sent until now
+        if environment.executions is not None:
+            await environment.executions.let_go()
+
+    def by_itself(self, environment: Environment, action: str) -> Act:
+        """What no caller does."""
+        return Act(
+            self._records, Caller(tenant=environment.tenant, peer="daemon"), action, environment.subject, {}
+        )
+
+
+def _retrieve(task: asyncio.Future[None]) -> None:
+    """Failures are logged where they happen and raised to those who await; asyncio need not repeat them."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,179 @@
+"""What a daemon finds when it starts: environments that run, and what was half made or half removed.
+
+Rows and host are compared, then and every now and again after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Container
+from dataclasses import replace
+
+import structlog
+
+from skerry.backends.base import Backend, InstanceSpec
+from skerry.backends.registry import Registry
+from skerry.egress.limits import Traffic
+from skerry.errors import EnvironmentNotFound, LaunchFailed, SkerryError
+from skerry.failpoints import hit
+from skerry.guest.channel import Channel
+from skerry.images.store import HOST, Image, ImageStore
+from skerry.manager.audit import Act, note
+from skerry.manager.caller import Caller
+from skerry.manager.catalogue import Catalogue
+from skerry.manager.environment import Environment
+from skerry.manager.lifecycle import Lifecycle
+from skerry.manager.network import Networks
+from skerry.manager.reaper import Clock, Lease
+from skerry.manager.records import NOT_STARTED, Records, boot_id, policy_of, since_boot
+from skerry.models import Outcome, State, Usage
+from skerry.store.environments import EnvironmentRecord
+
+GRACE = 60.0
+"""Seconds that an environment has at least after a restart: nobody could send a heartbeat before."""
+
+log = structlog.get_logger(component="manager")
+
+
+class Recovery:
+    """Takes over, and sweeps."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        images: ImageStore,
+        records: Records,
+        catalogue: Catalogue,
+        lifecycle: Lifecycle,
+        networks: Networks,
+        clock: Clock,
+    ) -> None:
+        self._registry = registry
+        self._images = images
+        self._records = records
+        self._catalogue = catalogue
+        self._lifecycle = lifecycle
+        self._networks = networks
+        self._clock = clock
+        self._spared: set[str] = set()
+        """What nobody could make sense of, and no sweep may remove."""
+
+    async def recover(self) -> None:
+        """Take over what an earlier daemon of this home left running, and remove what it left half made or half
+        removed. Raises StoreUnavailable, PlatformError."""
+        records = await self._records.live()
+        await self._remove_all_but({record.id for record in records})
+        hit("recover.swept")
+        for record in await self._records.ended():
+            its = self._registry.find(record.backend)
+            if its is not None and record.ended_reason != NOT_STARTED:
+                environment = self._remembered(record, its)
+                environment.state, environment.reason = State.ENDED, record.ended_reason
+                environment.used = Usage.from_dict(record.usage or {})
+                ago = max(0.0, time.time() - (record.ended_at or 0.0))
+                self._catalogue.ended(environment, self._clock.time() - ago)
+        await asyncio.gather(*map(self._recover_or_spare, records))
+        hit("recover.done")
+
+    async def reconcile(self) -> None:
+        """Compare what is on the host with what should be, and remove what nobody knows of; to be called now and then.
+
+        Raises PlatformError.
+        """
+        await self._remove_all_but(self._catalogue.live.keys() | self._spared)
+        await self._lifecycle.write_ends()
+
+    async def _remove_all_but(self, known: Container[str]) -> None:
+        for backend in self._registry.backends:
+            for environment_id in await backend.list():
+                if environment_id not in known:
+                    log.warning("sweep", environment=environment_id, backend=backend.name)
+                    await backend.stop(environment_id)
+
+    async def _recover_or_spare(self, record: EnvironmentRecord) -> None:
+        """One that cannot be understood keeps nobody else from being taken over, and stays as it is."""
+        try:
+            await self._recover(record)
+        except SkerryError:
+            raise
+        except Exception:
+            log.exception("it is left alone", environment=record.id)
+            self._catalogue.live.pop(record.id, None)
+            self._spared.add(record.id)
+
+    async def _recover(self, record: EnvironmentRecord) -> None:
+        backend = self._registry.find(record.backend)
+        if backend is None:
+            log.error("its backend is not served", environment=record.id, backend=record.backend)
+            self._spared.add(record.id)
+            return
+        environment = self._remembered(record, backend)
+        self._catalogue.add(environment)
+        await self._finish_audit(environment, {each.id for each in await self._records.executions(record.id)})
+        if record.state == State.DELETING:
+            await self._lifecycle.end(environment, record.ended_reason, Outcome(record.outcome))
+            hit("recover.ended")
+            return
+        try:
+            if record.boot_id != boot_id():
+                raise EnvironmentNotFound("the host was restarted")
+            spec = InstanceSpec(environment.id, environment.image, environment.policy)
+            environment.instance = await backend.adopt(spec)
+            channel = await Channel.open(await backend.connect(environment.id))
+            executions = self._lifecycle.serve(environment, channel)
+            hit("recover.connected")
+            environment.lease.resume(max(record.instance["expires"] - since_boot(), GRACE))
+            await self._networks.reopen(environment, executions)
+            lost = await executions.adopt(await self._records.executions(environment.id))
+        except LaunchFailed:
+            await self._lifecycle.end(environment, NOT_STARTED, Outcome.INTERNAL)
+            return
+        except SkerryError as error:
+            await self._lifecycle.end(
+                environment, f"lost while no daemon ran: {error.message}", Outcome.INTERNAL
+            )
+            return
+        self._lifecycle.watch(environment)
+        recovered = self._lifecycle.by_itself(environment, "environment.recover").entry(
+            "lifecycle", detail={"lost_executions": lost} if lost else {}
+        )
+        note(self._records.changed(environment, State.RUNNING, recovered))
+        hit("recover.recovered")
+        log.warning("recovered", environment=environment.id, lost_executions=lost)
+
+    async def _finish_audit(self, environment: Environment, kept: Container[str]) -> None:
+        """Give a result to what an earlier daemon has begun, but for executions that may still run."""
+        for row in await self._records.unfinished(environment):
+            if row.detail.get("execution_id") in kept and row.action == "execution":
+                continue
+            caller = Caller(environment.tenant, token=row.token, peer=row.peer, request_id=row.request_id)
+            act = Act(self._records, caller, row.action, environment.subject, {}, begun=True)
+            told = {name: row.detail[name] for name in ("execution_id",) if name in row.detail}
+            act.end(str(Outcome.INTERNAL), **told, reason="the daemon ended before it was known")
+
+    def _remembered(self, record: EnvironmentRecord, backend: Backend) -> Environment:
+        image = Image(record.image, record.image_digest, "", None, {}, 0, 0.0, "")
+        with contextlib.suppress(SkerryError):
+            image = self._images.get(record.image_digest)
+        if record.image == HOST:
+            image = replace(self._images.get(HOST), digest=record.image_digest)
+        environment = Environment(
+            id=record.id,
+            tenant=record.tenant,
+            created_by=record.created_by,
+            name=record.name,
+            image=image,
+            policy=policy_of(record),
+            backend=backend,
+            isolation=record.isolation,
+            idle=record.idle,
+            variables=record.variables,
+            created_at=record.created_at,
+            expires_at=record.expires_at,
+            traffic=Traffic(record.instance.get("sent", 0), record.instance.get("received", 0)),
+        )
+        environment.lease = Lease(self._clock, record.lifetime, record.idle, environment.busy)
+        environment.recorded = True
+        return environment
