@@ -144,10 +144,12 @@ def test_go(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setenv("GOSUMDB", "sum.example.test+1234+abcd")
     monkeypatch.setenv("GOPRIVATE", "private.example.test")
+    monkeypatch.setenv("GOFLAGS", "-mod=mod -modfile=/srv/go.mod")
     got = preset("go-modules", home)
     assert got.rules == ["go.example.test:443", "b.example.test:443", "sum.example.test:443"]
     assert got.variables["GOPROXY"] == "https://go.example.test/p|https://b.example.test,direct"
     assert got.variables["GONOSUMDB"] == got.variables["GOPRIVATE"] == "private.example.test"
+    assert got.variables["GOFLAGS"] == "-mod=mod -modcacherw"
     assert "own host" in " ".join(got.notes)
     secret_free(got, "password")
 

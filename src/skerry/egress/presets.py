@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from skerry.egress.registries import FOLDER, Found, ask_apt, ask_git, ask_go, ask_npm, ask_pip
+from skerry.egress.registries import FOLDER, GOFLAGS, Found, ask_apt, ask_git, ask_go, ask_npm, ask_pip
 from skerry.egress.rules import Rule
 from skerry.errors import InvalidRequest, PlatformError, SkerryError
 from skerry.settings import Home
@@ -85,8 +85,7 @@ def install_variables(workspace: str, path: str) -> dict[str, str]:
         "PIP_BREAK_SYSTEM_PACKAGES": "1",
         # Else `npm install -g` writes to the root.
         "NPM_CONFIG_PREFIX": f"{workspace}/.local",
-        # Else Go's cache of modules is read-only, and nobody can remove it.
-        "GOFLAGS": "-modcacherw",
+        "GOFLAGS": GOFLAGS,
     }
 
 

@@ -22,6 +22,8 @@ from skerry.errors import PlatformError
 
 FOLDER = "/tmp/.skerry"  # noqa: S108 - inside, where nobody else is
 """Where the files of presets are, inside."""
+GOFLAGS = "-modcacherw"
+"""Else Go's cache of modules is read-only, and nobody can remove it."""
 TIMEOUT = 20.0
 """Seconds for one question to one tool."""
 
@@ -175,6 +177,11 @@ def ask_go(preset: str) -> Found | None:
     found.put(GOPROXY="".join(kept).rstrip(",|"), GOSUMDB=f"{name} {url}".strip())
     for variable in ("GOPRIVATE", "GONOPROXY", "GONOSUMDB", "GOINSECURE"):
         found.put(**{variable: settings.get(variable, "")})
+    flags = [
+        flag for flag in settings.get("GOFLAGS", "").split() if "/" not in flag
+    ]  # no files of this machine
+    if flags:
+        found.put(GOFLAGS=" ".join(dict.fromkeys((*flags, *GOFLAGS.split()))))
     return found
 
 
