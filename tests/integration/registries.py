@@ -1,6 +1,7 @@
-"""A server that has packages of every kind, as the registries of this world serve them: over HTTPS, below one name.
+"""A server that has packages of every kind, as the registries of this world serve them: below one name, over HTTPS.
 
-/simple/  for pip    /npm/  for npm    /go/  for Go    /git/  for git, which speaks to `git http-backend`
+There is `/simple/` for pip, `/npm/`, `/go/`, `/git/`, which asks `git http-backend`, and `/debian/`, also over HTTP.
+The files of the last are in the folder `debian`, as they must be signed: by a key that nobody has any more.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import ssl
 import subprocess
 import tarfile
@@ -25,6 +27,7 @@ NAME = "skerry.test"
 URL = f"https://{NAME}"
 MODULE = "example.test/tiny"
 VERSION = "v1.0.0"
+DEBIAN = Path(__file__).parent / "debian"
 _AUTHOR = ("-c", "user.name=test", "-c", "user.email=test@example.test")
 
 
@@ -36,6 +39,16 @@ def make_packages(folder: Path) -> None:
     _make_npm(folder / "npm")
     _make_module(folder / f"go/{MODULE}/@v")
     _make_repository(folder)
+    _make_archive(folder / "debian")
+
+
+def _make_archive(folder: Path) -> None:
+    places = {"tiny.deb": ["pool"], "InRelease": ["dists/stable"]}
+    places["Packages"] = [f"dists/stable/main/binary-{name}" for name in ("amd64", "arm64")]
+    for name, copies in places.items():
+        for copy in copies:
+            (folder / copy).mkdir(parents=True, exist_ok=True)
+            shutil.copy(DEBIAN / name, folder / copy)
 
 
 def _make_wheel(folder: Path) -> None:
@@ -100,7 +113,7 @@ def _make_repository(folder: Path) -> None:
 
 
 def serve(folder: Path, stack: ExitStack) -> None:
-    """On port 443 of every address of this thread's network, until the stack is closed."""
+    """On ports 80 and 443 of every address of this thread's network, until the stack is closed."""
 
     class Handler(SimpleHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -142,14 +155,15 @@ def serve(folder: Path, stack: ExitStack) -> None:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = Server(("0.0.0.0", 443), Handler)
+    plain, secure = Server(("0.0.0.0", 80), Handler), Server(("0.0.0.0", 443), Handler)
     made = certificates.make()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made.cert, made.key)
-    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    stack.callback(server.server_close)
-    stack.callback(server.shutdown)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    secure.socket = context.wrap_socket(secure.socket, server_side=True, do_handshake_on_connect=False)
+    for server in (plain, secure):
+        stack.callback(server.server_close)
+        stack.callback(server.shutdown)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
 class Server(ThreadingHTTPServer):

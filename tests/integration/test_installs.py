@@ -126,3 +126,33 @@ def test_git(install: Callable[[str, Commands], None], monkeypatch: pytest.Monke
             ("cd tiny && git pull", "Already up to date"),
         ],
     )
+
+
+@pytest.mark.parametrize("signed", ["by", "trusted"])
+def test_apt(
+    install: Callable[[str, Commands], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    signed: str,
+) -> None:
+    """It finds and fetches, with the keys of the machine; it does not install."""
+    need("apt-get", "apt")
+    folder = tmp_path / "etc"
+    for name in ("sources.list.d", "apt.conf.d", "preferences.d", "trusted.gpg.d"):
+        (folder / name).mkdir(parents=True)
+    key = folder / ("key.asc" if signed == "by" else "trusted.gpg.d/key.asc")
+    shutil.copy(registries.DEBIAN / "key.asc", key)
+    option = f" [signed-by={key}]" if signed == "by" else ""
+    (folder / "sources.list").write_text(f"deb{option} http://{registries.NAME}/debian stable main\n")
+    (tmp_path / "apt.conf").write_text(f'Dir::Etc "{folder}";\n')
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+    install(
+        "debian-packages",
+        [
+            ('test -z "$(apt-get update 2>&1 > /dev/null)"', ""),
+            ("apt-cache show tiny", "says where it comes from"),
+            ("apt-get download tiny && dpkg -x tiny_*.deb . && usr/bin/tiny-apt", "from apt"),
+            ("apt-get install -y --download-only tiny && ls apt/archives", "tiny_1.0_all.deb"),
+            ("! apt-get install -y tiny", "requires superuser privilege"),
+        ],
+    )
