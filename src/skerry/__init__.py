@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from skerry.client.aio.environment import AsyncEnvironment
     from skerry.client.aio.files import AsyncFiles, AsyncWatch
     from skerry.client.aio.process import AsyncProcess
+    from skerry.client.aio.session import AsyncSession
     from skerry.client.sync.client import Client
     from skerry.client.sync.environment import Environment
     from skerry.client.sync.files import Files, Watch
     from skerry.client.sync.process import Process
+    from skerry.client.sync.session import Session
     from skerry.errors import (
         Busy,
         Conflict,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
         PathOutside,
         PlatformError,
         QuotaExceeded,
+        SessionNotFound,
         SkerryError,
         StoreUnavailable,
         StoreUnusable,
@@ -66,8 +69,13 @@ if TYPE_CHECKING:
         ImageInfo,
         LanguageInfo,
         Outcome,
+        Raised,
+        SessionInfo,
+        SessionResult,
         State,
         Usage,
+        Value,
+        Variable,
     )
 
 __all__ = [
@@ -75,6 +83,7 @@ __all__ = [
     "AsyncEnvironment",
     "AsyncFiles",
     "AsyncProcess",
+    "AsyncSession",
     "AsyncWatch",
     "Busy",
     "Client",
@@ -114,6 +123,11 @@ __all__ = [
     "PlatformError",
     "Process",
     "QuotaExceeded",
+    "Raised",
+    "Session",
+    "SessionInfo",
+    "SessionNotFound",
+    "SessionResult",
     "SkerryError",
     "State",
     "StoreUnavailable",
@@ -122,6 +136,8 @@ __all__ = [
     "Unauthorized",
     "UnsupportedMediaType",
     "Usage",
+    "Value",
+    "Variable",
     "Watch",
     "__version__",
 ]
@@ -131,6 +147,7 @@ _CLIENT = {
     "Environment": "environment",
     "Files": "files",
     "Process": "process",
+    "Session": "session",
     "Watch": "files",
 }
 _MODELS = {
@@ -144,8 +161,13 @@ _MODELS = {
     "ImageInfo",
     "LanguageInfo",
     "Outcome",
+    "Raised",
+    "SessionInfo",
+    "SessionResult",
     "State",
     "Usage",
+    "Value",
+    "Variable",
 }
 
 

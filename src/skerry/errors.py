@@ -12,6 +12,7 @@ the platform's faults.
     ├── NotFound
     │   ├── EnvironmentNotFound
     │   ├── ExecutionNotFound
+    │   ├── SessionNotFound
     │   ├── ImageNotFound
     │   ├── LanguageNotFound      unknown, or the image cannot run it
     │   └── FileMissing
@@ -121,6 +122,10 @@ class EnvironmentNotFound(NotFound):
 
 class ExecutionNotFound(NotFound):
     code = "execution_not_found"
+
+
+class SessionNotFound(NotFound):
+    code = "session_not_found"
 
 
 class ImageNotFound(NotFound):

@@ -14,6 +14,7 @@ from skerry.daemon.http import (
     images,
     metrics,
     network,
+    sessions,
     system,
     tenants,
 )
@@ -24,6 +25,7 @@ OPERATIONS = (
     *events.OPERATIONS,
     *attach.OPERATIONS,
     *code.OPERATIONS,
+    *sessions.OPERATIONS,
     *files.OPERATIONS,
     *network.OPERATIONS,
     *images.OPERATIONS,
