@@ -68,6 +68,24 @@ def test_a_name_that_is_not() -> None:
     in_a_network_of_its_own(main)
 
 
+def test_a_machine_without_ipv6() -> None:
+    """What there is works, and the rest leads nowhere."""
+    without = "open('/proc/sys/net/ipv6/conf/all/disable_ipv6', 'w').write('1')"
+
+    async def main() -> None:
+        async with world("public", names=NAMES, before=without) as it:
+            assert [one.family for one in it.proxy._sockets] == [socket.AF_INET] * 2
+            assert await it.ask("example.com", 80, http("example.com")) == ("", OK)
+            assert await it.ask(f"::ffff:{OTHER}", 80, http(OTHER)) == ("", OK)
+            error, _ = await it.ask("2606:2800:220:1::34", 80, http("example.com"))
+            assert error
+            _, heard = await it.ask("10.0.0.1", 80, http("10.0.0.1"))
+            assert b"never reached" in heard
+            assert it.arrived == [(PUBLIC, 80), (OTHER, 80)]
+
+    in_a_network_of_its_own(main)
+
+
 def test_programs_that_the_daemon_starts_do_not_get_the_sockets() -> None:
     async def main() -> None:
         async with world("public") as it:

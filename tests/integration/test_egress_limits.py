@@ -372,7 +372,7 @@ def test_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
             flooding = asyncio.create_task(it.run(flood))
             await asyncio.sleep(0)
             # The loop stands still until all has been sent.
-            assert select.select([it.control], [], [], 30)[0]
+            assert select.select([it.agent.control], [], [], 30)[0]
             while len(taken) < 500:
                 await asyncio.sleep(0)
                 turn += 1

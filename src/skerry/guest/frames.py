@@ -37,6 +37,7 @@ class Type(IntEnum):
     FORGET = 10
     PING = 11
     SHUTDOWN = 12
+    NETWORK = 13
     FILE_READ = 20
     FILE_WRITE = 21
     FILE_STAT = 22
@@ -82,6 +83,7 @@ class Flag(IntEnum):
     KEEP = 4
     TRUNCATE = 8
     PARENTS = 16
+    REPLIES = 32
 
 
 class Frame(NamedTuple):
