@@ -18,12 +18,7 @@ def python(tmp_path: Path) -> Language:
     return Languages(str(tmp_path)).get("python")
 
 
-@pytest.mark.requirement("R64")
-@pytest.mark.requirement("R65")
-@pytest.mark.requirement("R66")
-@pytest.mark.requirement("R67")
-@pytest.mark.requirement("R68")
-@pytest.mark.requirement("R82")
+@pytest.mark.requirement("R64", "R65", "R66", "R67", "R68", "R82")
 def test_what_a_program_gets_when_nothing_is_said() -> None:
     program = Program("python", "")
     limits = program.policy.limits

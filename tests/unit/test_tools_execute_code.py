@@ -14,7 +14,7 @@ from skerry.models import CodeResult, Outcome, Usage
 from skerry.tools.results import ToolResult
 from skerry.tools.sync.execute_code import ExecuteCode
 
-pytestmark = [pytest.mark.requirement("R89"), pytest.mark.requirement("R90")]
+pytestmark = pytest.mark.requirement("R89", "R90")
 
 
 class StubClient:
@@ -163,8 +163,7 @@ def test_failures_are_results(error: SkerryError, text: str) -> None:
     assert tool(error)[0].execute(HELLO) == ToolResult(text, is_error=True)
 
 
-@pytest.mark.requirement("R64")
-@pytest.mark.requirement("R72")
+@pytest.mark.requirement("R64", "R72")
 def test_options_and_their_defaults() -> None:
     made, stub = tool()
     made.execute(HELLO)
