@@ -29,13 +29,21 @@ class Client:
 
     Without either it is what `SKERRY_URL` and `SKERRY_TOKEN`, `SKERRY_CONTEXT`, `SKERRY_HOME` or the current context
     say, else the daemon of this user. Raises InvalidRequest for a URL that is none, or that a token is not safe with.
+    `traceparent` is the W3C trace context of what is done with it (default: `TRACEPARENT`); the audit has its trace.
 
     Every method raises a SkerryError. Making a client does nothing yet; `close()` (or leaving a `with` block)
     closes its connections.
     """
 
-    def __init__(self, home: str | None = None, *, url: str | None = None, token: str | None = None) -> None:
-        self.transport = Transport(home, url, token)
+    def __init__(
+        self,
+        home: str | None = None,
+        *,
+        url: str | None = None,
+        token: str | None = None,
+        traceparent: str | None = None,
+    ) -> None:
+        self.transport = Transport(home, url, token, traceparent)
 
     def __enter__(self) -> Self:
         return self
