@@ -18,7 +18,7 @@ from pathlib import Path
 
 SKERRY = Path(__file__).resolve().parent.parent / "src" / "skerry"
 MODULES = {
-    "client": ("websocket", "transport", "client", "environment", "files", "network", "process"),
+    "client": ("websocket", "transport", "client", "environment", "files", "network", "process", "session"),
     "tools": ("environment", "dispatch", "sandbox"),
 }
 HEADER = "# Generated from aio/{name} by scripts/generate_sync.py. Change that file, not this one.\n"

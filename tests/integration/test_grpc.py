@@ -28,6 +28,7 @@ from skerry.v1 import (
     files_pb2,
     images_pb2,
     network_pb2,
+    sessions_pb2,
     tenants_pb2,
 )
 from skerry.v1.problem_pb2 import Problem
@@ -107,6 +108,7 @@ async def pieces(make: Callable[..., Any], data: bytes, **first: Any) -> AsyncIt
         yield make(data=data[at : at + 1000])
 
 
+@pytest.mark.requirement("R23")
 def test_every_rpc() -> None:
     address = f"127.0.0.1:{support.free_port()}"
     with support.temporary_home() as home, started(home, "--grpc", address) as daemon:
@@ -122,6 +124,7 @@ async def every_rpc(client: Client) -> None:
     )
     await environment_rpcs(client, made)
     await execution_rpcs(client, made.environment_id)
+    await session_rpcs(client, made.environment_id)
     await file_rpcs(client, made.environment_id)
     await network_rpcs(client, made.environment_id)
     await image_rpcs(client)
@@ -215,6 +218,31 @@ async def attach(client: Client, environment_id: str) -> None:
     rest = [message async for message in messages(call)]
     assert b"11 21\r\ntyped\r\n" in b"".join(message.stdout for message in rest)
     assert rest[-1].ended.result.outcome == executions_pb2.OUTCOME_COMPLETED
+
+
+async def session_rpcs(client: Client, environment_id: str) -> None:
+    here: dict[str, Any] = {"environment_id": environment_id, "session_id": "one"}
+    opened = await client.OpenSession(sessions_pb2.OpenSessionRequest(language="python", **here))
+    assert opened.state == sessions_pb2.SESSION_STATE_IDLE
+    ran = await client.RunCode(sessions_pb2.RunCodeRequest(code="x = input()\nx", stdin=b"5\n", **here))
+    assert (ran.outcome, dict(ran.values[0].data)) == (
+        executions_pb2.OUTCOME_COMPLETED,
+        {"text/plain": "'5'"},
+    )
+    streaming = client.StreamCode(
+        sessions_pb2.RunCodeRequest(code="print('a', flush=True)\nwhile True: pass", **here)
+    )
+    assert (await streaming.read()).output.data == b"a\n"
+    await client.InterruptSession(sessions_pb2.InterruptSessionRequest(**here))
+    (last,) = [event async for event in messages(streaming)]
+    assert last.ran.result.raised.name == "KeyboardInterrupt"
+    listed = await client.ListVariables(sessions_pb2.ListVariablesRequest(**here))
+    assert [(variable.name, variable.text) for variable in listed.variables] == [("x", "'5'")]
+    restarted = await client.RestartSession(sessions_pb2.RestartSessionRequest(**here))
+    assert restarted == await client.GetSession(sessions_pb2.GetSessionRequest(**here))
+    await client.CloseSession(sessions_pb2.CloseSessionRequest(**here))
+    found = await client.ListSessions(sessions_pb2.ListSessionsRequest(environment_id=environment_id))
+    assert list(found.sessions) == []
 
 
 async def file_rpcs(client: Client, environment_id: str) -> None:

@@ -83,6 +83,7 @@ class Flag(IntEnum):
     KEEP = 4
     TRUNCATE = 8
     PARENTS = 16
+    REPLIES = 32
 
 
 class Frame(NamedTuple):

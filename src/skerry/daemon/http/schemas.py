@@ -18,8 +18,12 @@ from skerry.models import (
     FileInfo,
     ImageInfo,
     Outcome,
+    Raised,
+    SessionInfo,
     State,
     Usage,
+    Value,
+    Variable,
 )
 from skerry.policy import Limits
 from skerry.store.audit import Broken
@@ -162,6 +166,40 @@ class Executions(TypedDict):
     executions: list[Execution]
 
 
+@shape
+class Session(SessionInfo):
+    state: Literal["idle", "busy", "crashed"]
+
+
+class Sessions(TypedDict):
+    sessions: list[Session]
+
+
+class SessionSummary(ResultSummary):
+    """How a call in a session ended, without what it wrote."""
+
+    values: list[Value]
+    """What it has shown, in order: the value of its last expression, what `display()` was given, figures."""
+    raised: Raised | None
+    """The exception that ended it."""
+    crashed: bool
+    """The interpreter is gone, with all state: the session must be restarted."""
+
+
+class SessionResult(SessionSummary):
+    """One finished call in a session."""
+
+    stdout: str
+    stderr: str
+    stdout_encoding: Literal["utf-8", "base64"]
+    """`base64` where the bytes are no UTF-8."""
+    stderr_encoding: Literal["utf-8", "base64"]
+
+
+class Variables(TypedDict):
+    variables: list[Variable]
+
+
 class LogLine(TypedDict):
     t: float
     """Unix time."""
@@ -190,6 +228,14 @@ class Ended(TypedDict):
 
 
 Event = Output | Dropped | Ended
+"""The `data` of an event."""
+
+
+class Ran(TypedDict):
+    result: SessionSummary
+
+
+SessionEvent = Output | Ran
 """The `data` of an event."""
 
 

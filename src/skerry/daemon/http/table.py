@@ -13,6 +13,7 @@ from skerry.daemon.http import (
     images,
     metrics,
     network,
+    sessions,
     system,
     tenants,
 )
@@ -22,6 +23,7 @@ OPERATIONS = (
     *executions.OPERATIONS,
     *events.OPERATIONS,
     *attach.OPERATIONS,
+    *sessions.OPERATIONS,
     *files.OPERATIONS,
     *network.OPERATIONS,
     *images.OPERATIONS,
