@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 VERBS = {
     "run": ("run", "Run a command in a fresh environment and remove it afterwards"),
+    "code run": ("code", "Run a program once, in an environment of its own"),
+    "languages": ("code", "List the languages that programs can be written in"),
     "create": ("environments", "Create an environment and print its id"),
     "exec": ("run", "Run a command in an environment"),
     "shell": ("run", "Open a terminal in an environment, or in a throw-away one"),
