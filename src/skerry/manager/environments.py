@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from skerry.backends.base import Layer
 from skerry.backends.registry import Registry
 from skerry.egress import presets
 from skerry.egress.addresses import Ranges
@@ -128,8 +129,12 @@ class EnvironmentManager:
         idle: float = 900.0,
         env: dict[str, str] | None = None,
         key: Key | None = None,
+        program: bool = False,
+        layers: tuple[Layer, ...] = (),
     ) -> Environment:
         """A running environment, or nothing at all. With a key that was used before: the one that it made.
+
+        `program` and `layers` are those of InstanceSpec.
 
         Raises InvalidRequest, Conflict (the name is taken, or the key was used for something else), ImageNotFound,
         IsolationUnavailable, LaunchFailed, GuestFailed, DiskFull, DaemonUnavailable (it is stopping),
@@ -165,6 +170,8 @@ class EnvironmentManager:
             created_at=now,
             expires_at=now + lifetime,
             key=key,
+            program=program,
+            layers=layers,
         )
         environment.lease = Lease(self._clock, lifetime, idle, environment.busy)
         self._catalogue.add(environment)

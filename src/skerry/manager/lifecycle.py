@@ -85,7 +85,14 @@ class Lifecycle:
         Raises LaunchFailed, GuestFailed, DiskFull, IsolationUnavailable, Conflict, QuotaExceeded, StoreUnavailable.
         """
         orphan = max(environment.lease.lifetime, ORPHAN_MIN)
-        spec = InstanceSpec(environment.id, environment.image, environment.policy, orphan)
+        spec = InstanceSpec(
+            environment.id,
+            environment.image,
+            environment.policy,
+            orphan,
+            environment.program,
+            environment.layers,
+        )
         written = asyncio.create_task(self._write_down(environment, act))  # as soon as this one has to wait
         since = time.monotonic() - self._refused.get(environment.tenant, -REFUSED_FOR)
         if environment.key is not None or since < REFUSED_FOR:
