@@ -225,6 +225,10 @@ static void dispatch(uint8_t type, uint32_t id, uint8_t *p, size_t len)
     case SK_SHUTDOWN:
         running = false;
         return;
+    case SK_STAY:
+        if (len == 8)
+            sk_config.orphan_ms = sk_get64(p);
+        return;
     case SK_CREDIT:
         if (len == 5)
             sk_process_credit(id, p[0], sk_get32(p + 1));

@@ -37,6 +37,7 @@ class Type(IntEnum):
     FORGET = 10
     PING = 11
     SHUTDOWN = 12
+    STAY = 14
     FILE_READ = 20
     FILE_WRITE = 21
     FILE_STAT = 22

@@ -18,6 +18,7 @@ from skerry.models import (
     FileInfo,
     ImageInfo,
     Outcome,
+    PoolStats,
     State,
     Usage,
 )
@@ -281,6 +282,10 @@ class Verdict(TypedDict):
     """Of the last row: write both down elsewhere, to give them to a later check."""
     broken: Broken | None
     """The first place at which the chain does not hold."""
+
+
+class Pools(TypedDict):
+    pools: list[PoolStats]
 
 
 class NetworkDetails(TypedDict):

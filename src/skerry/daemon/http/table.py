@@ -13,6 +13,7 @@ from skerry.daemon.http import (
     images,
     metrics,
     network,
+    pools,
     system,
     tenants,
 )
@@ -25,6 +26,7 @@ OPERATIONS = (
     *files.OPERATIONS,
     *network.OPERATIONS,
     *images.OPERATIONS,
+    *pools.OPERATIONS,
     *tenants.OPERATIONS,
     *audit.OPERATIONS,
     *system.OPERATIONS,
