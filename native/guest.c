@@ -144,8 +144,13 @@ static bool enqueue(const void *data, size_t len)
     return true;
 }
 
-void sk_send(uint8_t type, uint32_t id, const void *payload, size_t len)
+/* With a descriptor, if `fd` is one. It goes with the first byte or, when there is a queue, not at all. */
+static void send_with(uint8_t type, uint32_t id, const void *payload, size_t len, int fd)
 {
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof fd)];
+    } ancillary = { .header = { .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd) } };
     uint8_t header[SK_HEADER];
     if (host.fd < 0)
         return;
@@ -156,6 +161,11 @@ void sk_send(uint8_t type, uint32_t id, const void *payload, size_t len)
     if (queue_len == 0) {
         struct iovec parts[2] = { { header, sizeof header }, { (void *)(uintptr_t)payload, len } };
         struct msghdr message = { .msg_iov = parts, .msg_iovlen = len ? 2 : 1 };
+        if (fd >= 0) {
+            memcpy(CMSG_DATA(&ancillary.header), &fd, sizeof fd);
+            message.msg_control = &ancillary;
+            message.msg_controllen = sizeof ancillary;
+        }
         ssize_t n = sendmsg(host.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno != EAGAIN && errno != EINTR) {
             /* The loop notices the dead connection; callers may be in the middle of something. */
@@ -177,6 +187,11 @@ void sk_send(uint8_t type, uint32_t id, const void *payload, size_t len)
         sk_watch(&host, EPOLLIN | EPOLLOUT);
 }
 
+void sk_send(uint8_t type, uint32_t id, const void *payload, size_t len)
+{
+    send_with(type, id, payload, len, -1);
+}
+
 void sk_send_error(uint32_t id, int error, const char *text)
 {
     uint8_t payload[516];
@@ -189,6 +204,18 @@ void sk_send_error(uint32_t id, int error, const char *text)
 }
 
 /* ---- requests ---- */
+
+/* For a daemon that did not start this guest, and may not look into it. */
+static void hand_over_network(uint32_t id)
+{
+    int fd = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        sk_send_error(id, errno, "network namespace");
+        return;
+    }
+    send_with(SK_RESULT, id, NULL, 0, fd);
+    close(fd);
+}
 
 static void dispatch(uint8_t type, uint32_t id, uint8_t *p, size_t len)
 {
@@ -228,6 +255,9 @@ static void dispatch(uint8_t type, uint32_t id, uint8_t *p, size_t len)
     case SK_STAY:
         if (len == 8)
             sk_config.orphan_ms = sk_get64(p);
+        return;
+    case SK_NETWORK:
+        hand_over_network(id);
         return;
     case SK_CREDIT:
         if (len == 5)

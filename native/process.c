@@ -29,6 +29,8 @@
 
 #define PROCESSES_MAX 2048
 #define RING 65536
+#define STREAMS 3 /* stdout, stderr, replies */
+#define REPLIES 2
 #define STDIN_WINDOW 65536
 #define KILL_PATIENCE_MS 2000
 #define PTY_PATIENCE_MS 200
@@ -36,7 +38,7 @@
 struct stream {
     struct sk_source source;
     struct sk_process *owner;
-    uint8_t number; /* 1 or 2, as on the wire */
+    uint8_t number; /* 1, 2 or 3, as on the wire */
     uint64_t total; /* bytes that the program wrote and we took */
     uint64_t sent;
     uint64_t target; /* what must have been taken before the end is told */
@@ -57,7 +59,7 @@ struct sk_process {
     uint64_t since; /* of the kill, or of the end */
     int code, signo;
     struct rusage usage;
-    struct stream out[2];
+    struct stream out[STREAMS];
     struct sk_source in, report;
     uint8_t *pending; /* input that the program has not taken yet */
     size_t pending_len;
@@ -101,7 +103,7 @@ static void release(struct sk_process *p)
             *link = p->next;
             break;
         }
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < STREAMS; i++) {
         sk_unwatch(&p->out[i].source);
         free(p->out[i].ring);
     }
@@ -171,17 +173,35 @@ static bool take(struct stream *s)
     return true;
 }
 
+/* Whether all that was in a stream a moment ago has been taken. */
+static bool drained(struct stream *s)
+{
+    int available = 0;
+    if (s->source.fd < 0 || ioctl(s->source.fd, FIONREAD, &available) < 0)
+        return true;
+    uint64_t target = s->total + (uint64_t)available;
+    while (s->total < target && take(s))
+        ;
+    /* Still armed: there is nothing in it, whoever took the rest. */
+    return s->total >= target || s->source.fd < 0 || s->source.armed != 0;
+}
+
 static void output_ready(struct sk_source *source, uint32_t events)
 {
     struct stream *s = (struct stream *)source;
+    struct sk_process *p = s->owner;
     (void)events;
-    take(s);
-    advance(s->owner);
+    /* A reply comes behind all output that was written before it. */
+    if (s == &p->out[REPLIES] && (!drained(&p->out[0]) || !drained(&p->out[1])))
+        sk_watch(source, 0);
+    else
+        take(s);
+    advance(p);
 }
 
 static void rearm(struct sk_process *p)
 {
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < STREAMS; i++)
         if (p->out[i].source.fd >= 0)
             sk_watch(&p->out[i].source, EPOLLIN);
 }
@@ -290,7 +310,7 @@ static void advance(struct sk_process *p)
 {
     if (p->exited && !p->told) {
         bool pty = p->flags & SK_FLAG_PTY, waiting = false;
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < STREAMS; i++) {
             struct stream *s = &p->out[i];
             while (s->source.fd >= 0 && s->total < s->target && take(s))
                 ;
@@ -309,8 +329,8 @@ static void advance(struct sk_process *p)
             tell(p);
         rearm(p); /* whoever still writes is drained from now on */
     }
-    if (p->told && p->supervisor == 0 && p->out[0].source.fd < 0 && p->out[1].source.fd < 0 && !p->killing &&
-        !(p->flags & SK_FLAG_KEEP))
+    if (p->told && p->supervisor == 0 && p->out[0].source.fd < 0 && p->out[1].source.fd < 0 &&
+        p->out[REPLIES].source.fd < 0 && !p->killing && !(p->flags & SK_FLAG_KEEP))
         release(p);
 }
 
@@ -324,7 +344,7 @@ void sk_process_exited(struct sk_process *p, int code, int signo, const struct r
     p->signo = signo;
     if (usage != NULL)
         p->usage = *usage;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < STREAMS; i++) {
         int available = 0;
         struct stream *s = &p->out[i];
         if (p->input_held) { /* a shell's command that did not begin: there may never be another end to close */
@@ -470,8 +490,9 @@ static int become_workload(const int stdio[3], bool pty, const int extra[2])
             return fail_step(SK_STEP_FORK);
     if (pty)
         ioctl(0, TIOCSCTTY, 0);
-    if (extra != NULL && (dup2(extra[0], 8) < 0 || dup2(extra[1], 9) < 0))
-        return fail_step(SK_STEP_FORK);
+    for (int i = 0; i < 2; i++)
+        if (extra[i] >= 0 && dup2(extra[i], 8 + i) < 0)
+            return fail_step(SK_STEP_FORK);
     if (sk_config.switch_users &&
         (setgroups(0, NULL) < 0 || setresgid(s->gid, s->gid, s->gid) < 0 || setresuid(s->uid, s->uid, s->uid) < 0))
         return fail_step(SK_STEP_USER);
@@ -584,7 +605,7 @@ struct sk_process *sk_process_new(uint32_t id, const struct sk_start *start)
     p->in.fd = p->report.fd = -1;
     p->in.ready = input_ready;
     p->report.ready = report_ready;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < STREAMS; i++)
         p->out[i] = (struct stream){ .source = { .fd = -1, .ready = output_ready },
                                      .owner = p, .number = (uint8_t)(i + 1), .credit = start->credit };
     snprintf(p->name, sizeof p->name, "%s", start->shell ? start->shell : start->applet ? start->applet : start->argv[0]);
@@ -599,7 +620,7 @@ void sk_process_abort(struct sk_process *p, int error, const char *text)
     sk_send_error(p->id, error, text);
     p->exited = p->told = true;
     p->flags &= ~(uint32_t)SK_FLAG_KEEP;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < STREAMS; i++)
         sk_unwatch(&p->out[i].source);
     sk_unwatch(&p->in);
     advance(p);
@@ -625,6 +646,13 @@ void sk_process_started(struct sk_process *p, pid_t pid)
     sk_put64(sk_put64(sk_put32(payload, (uint32_t)pid), 0), 0);
     if (p->attached)
         sk_send(SK_STARTED, p->id, payload, sizeof payload);
+}
+
+int sk_high(int fd)
+{
+    int moved = fcntl(fd, F_DUPFD_CLOEXEC, 32);
+    close(fd);
+    return moved;
 }
 
 static void close_all(int *fds, size_t count)
@@ -660,6 +688,7 @@ static void launch(uint32_t id, struct sk_start *start)
 {
     /* ours[i] is the guest's end of stream i, theirs[i] the program's */
     int ours[3] = { -1, -1, -1 }, theirs[3] = { -1, -1, -1 }, report[2] = { -1, -1 }, pair[2];
+    int replies = -1, extra[2] = { -1, -1 };
     bool pty = start->flags & SK_FLAG_PTY, good = true;
     struct sk_process *p = NULL;
     if (pty) {
@@ -687,6 +716,14 @@ static void launch(uint32_t id, struct sk_start *start)
             good = (theirs[0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;
         }
     }
+    if (good && start->flags & SK_FLAG_REPLIES) {
+        good = pipe2(pair, O_CLOEXEC) == 0;
+        if (good) {
+            replies = pair[0];
+            extra[1] = sk_high(pair[1]);
+            good = extra[1] >= 0;
+        }
+    }
     good = good && pipe2(report, O_CLOEXEC) == 0;
     int error = good ? ENOMEM : errno;
     if (good)
@@ -695,15 +732,19 @@ static void launch(uint32_t id, struct sk_start *start)
         close_all(ours, 3);
         close_all(theirs, 3);
         close_all(report, 2);
+        close_all(&replies, 1);
+        close_all(extra, 2);
         sk_send_error(id, error, "pipes and processes");
         return;
     }
-    p->supervisor = sk_supervise(start, theirs, pty, report[1], NULL);
+    p->supervisor = sk_supervise(start, theirs, pty, report[1], extra);
     error = errno;
     close_all(theirs, 3);
+    close_all(extra, 2);
     close(report[1]);
     for (int i = 0; i < 3; i++)
         sk_process_stream(p, i, ours[i]);
+    sk_process_stream(p, REPLIES + 1, replies);
     p->report.fd = report[0];
     fcntl(report[0], F_SETFL, O_NONBLOCK);
     if (p->supervisor < 0) {
@@ -795,12 +836,11 @@ void sk_process_start(uint32_t id, const uint8_t *payload, size_t len)
 void sk_process_credit(uint32_t id, int stream, uint32_t bytes)
 {
     struct sk_process *p = find(id);
-    if (p == NULL || stream < 1 || stream > 2)
+    if (p == NULL || stream < 1 || stream > STREAMS)
         return;
     struct stream *s = &p->out[stream - 1];
     s->credit = bytes > UINT32_MAX - s->credit ? UINT32_MAX : s->credit + bytes;
-    if (s->source.fd >= 0)
-        sk_watch(&s->source, EPOLLIN);
+    rearm(p); /* replies may have waited for it as well */
     advance(p);
 }
 
@@ -945,7 +985,7 @@ void sk_process_attach(uint32_t id, uint32_t credit)
         at = sk_put64(at, !p->out[i].ring ? total : total > RING ? total - RING : 0);
     }
     sk_send(SK_STARTED, id, payload, sizeof payload);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < STREAMS; i++) {
         struct stream *s = &p->out[i];
         size_t have = !s->ring ? 0 : s->total > RING ? RING : (size_t)s->total;
         for (size_t k = 0; k < have; k++)

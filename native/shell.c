@@ -339,13 +339,6 @@ static struct shell *find(const char *name)
     return sh;
 }
 
-static int high(int fd) /* out of the way of descriptors 8 and 9 */
-{
-    int moved = fcntl(fd, F_DUPFD_CLOEXEC, 32);
-    close(fd);
-    return moved;
-}
-
 static struct shell *start_shell(const struct sk_start *start)
 {
     static const char *const places[] = { "/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh" };
@@ -374,7 +367,7 @@ static struct shell *start_shell(const struct sk_start *start)
     struct sk_start own = *start;
     own.argv = bash ? argv_bash : argv_sh;
     own.applet = NULL;
-    int stdio[3] = { fds[LOOP], fds[NULL_FD], fds[NULL_FD] }, extra[2] = { high(control[0]), high(said[1]) };
+    int stdio[3] = { fds[LOOP], fds[NULL_FD], fds[NULL_FD] }, extra[2] = { sk_high(control[0]), sk_high(said[1]) };
     snprintf(sh->name, sizeof sh->name, "%s", start->shell);
     sh->control = control[1];
     sh->said = (struct sk_source){ .fd = said[0], .ready = said_ready };

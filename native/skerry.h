@@ -31,6 +31,7 @@ enum {
     SK_FORGET,
     SK_PING,
     SK_SHUTDOWN,
+    SK_NETWORK,
     SK_STAY = 14, /* u64: so many milliseconds without a connection to the host, and the guest ends */
     SK_FILE_READ = 20,
     SK_FILE_WRITE,
@@ -70,7 +71,14 @@ enum { /* fields of a request: u8 tag, u32 length, bytes */
     SK_TAG_DATA,
 };
 
-enum { SK_FLAG_STDIN = 1, SK_FLAG_PTY = 2, SK_FLAG_KEEP = 4, SK_FLAG_TRUNCATE = 8, SK_FLAG_PARENTS = 16 };
+enum {
+    SK_FLAG_STDIN = 1,
+    SK_FLAG_PTY = 2,
+    SK_FLAG_KEEP = 4,
+    SK_FLAG_TRUNCATE = 8,
+    SK_FLAG_PARENTS = 16,
+    SK_FLAG_REPLIES = 32, /* descriptor 9 of the program is a third stream, which comes behind the other two */
+};
 
 /* ---- proto.c: bytes ---- */
 
@@ -175,6 +183,8 @@ void sk_process_exited(struct sk_process *process, int code, int signo, const st
 void sk_process_notice(struct sk_process *process, const char *text); /* a line on its stderr */
 const char *sk_step_text(int step); /* the host knows these words */
 int sk_cap_limit(int resource, rlim_t value); /* soft and hard, never above what they are */
+int sk_high(int fd); /* moves a descriptor out of the way of 8 and 9 */
+/* extra: descriptors 8 and 9 of the program; -1: none */
 pid_t sk_supervise(const struct sk_start *start, const int stdio[3], bool pty, int report_fd, const int extra[2]);
 
 struct sk_report { /* from a supervisor, through a pipe */

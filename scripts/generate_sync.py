@@ -1,6 +1,6 @@
-"""Derive the synchronous client from the asynchronous one.
+"""Derive the synchronous client, and the tools on top of it, from the asynchronous ones.
 
-    python scripts/generate_sync.py            write src/skerry/client/sync/
+    python scripts/generate_sync.py            write src/skerry/client/sync/ and src/skerry/tools/sync/
     python scripts/generate_sync.py --check    fail when what is there is not what would be written
 
 Works on tokens: `async` and `await` go, names are mapped by the table below, and comments and strings follow.
@@ -16,8 +16,11 @@ import sys
 import tokenize
 from pathlib import Path
 
-CLIENT = Path(__file__).resolve().parent.parent / "src" / "skerry" / "client"
-MODULES = ("websocket", "transport", "client", "environment", "files", "network", "process")
+SKERRY = Path(__file__).resolve().parent.parent / "src" / "skerry"
+MODULES = {
+    "client": ("websocket", "transport", "client", "environment", "files", "network", "process", "session"),
+    "tools": ("environment", "dispatch", "sandbox"),
+}
 HEADER = "# Generated from aio/{name} by scripts/generate_sync.py. Change that file, not this one.\n"
 NAMES = {
     "aio": "sync",
@@ -58,12 +61,12 @@ def convert(source: str) -> str:
     return "".join(lines)
 
 
-def tidy(source: str, name: str) -> str:
+def tidy(source: str, target: Path) -> str:
     """Formatted, and with sorted imports: dropped words leave room on the lines."""
     sort = ["check", "--select=I", "--fix", "--quiet", "--config=lint.isort.known-first-party=['skerry']"]
     for command in (sort, ["format"]):
         source = subprocess.run(
-            [sys.executable, "-m", "ruff", *command, f"--stdin-filename={CLIENT / 'sync' / name}", "-"],
+            [sys.executable, "-m", "ruff", *command, f"--stdin-filename={target}", "-"],
             input=source,
             capture_output=True,
             text=True,
@@ -75,15 +78,16 @@ def tidy(source: str, name: str) -> str:
 def main() -> int:
     check = "--check" in sys.argv[1:]
     stale = []
-    for module in MODULES:
-        name = f"{module}.py"
-        wanted = tidy(HEADER.format(name=name) + convert((CLIENT / "aio" / name).read_text()), name)
-        target = CLIENT / "sync" / name
-        if target.exists() and target.read_text() == wanted:
-            continue
-        stale.append(name)
-        if not check:
-            target.write_text(wanted)
+    for folder, modules in MODULES.items():
+        for module in modules:
+            name = f"{module}.py"
+            source, target = (SKERRY / folder / world / name for world in ("aio", "sync"))
+            wanted = tidy(HEADER.format(name=name) + convert(source.read_text()), target)
+            if target.exists() and target.read_text() == wanted:
+                continue
+            stale.append(f"{folder}/{name}")
+            if not check:
+                target.write_text(wanted)
     if check and stale:
         print(f"stale: {', '.join(stale)}; run python scripts/generate_sync.py", file=sys.stderr)
         return 1

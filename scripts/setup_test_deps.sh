@@ -5,6 +5,7 @@ set -euo pipefail
 declare -A package=(
     [setpriv]=util-linux [mkfs.ext4]=e2fsprogs [strace]=strace [gcc]=gcc [musl-gcc]=musl-tools
     [bwrap]=bubblewrap [mmdebstrap]=mmdebstrap [qemu-system-x86_64]=qemu-system-x86 [chromium]=chromium
+    [git]=git [pip3]=python3-pip [npm]=npm [go]=golang-go
 )
 [ "${1:-}" != bench ] || package=(
     [bwrap]=bubblewrap [runc]=runc [dockerd]=docker.io [containerd]=containerd [mmdebstrap]=mmdebstrap

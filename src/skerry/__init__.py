@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from skerry.client.aio.environment import AsyncEnvironment
     from skerry.client.aio.files import AsyncFiles, AsyncWatch
     from skerry.client.aio.process import AsyncProcess
+    from skerry.client.aio.session import AsyncSession
     from skerry.client.sync.client import Client
     from skerry.client.sync.environment import Environment
     from skerry.client.sync.files import Files, Watch
     from skerry.client.sync.process import Process
+    from skerry.client.sync.session import Session
     from skerry.errors import (
         Busy,
         Conflict,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
         PathOutside,
         PlatformError,
         QuotaExceeded,
+        SessionNotFound,
         SkerryError,
         StoreUnavailable,
         StoreUnusable,
@@ -63,8 +66,15 @@ if TYPE_CHECKING:
         FileInfo,
         ImageInfo,
         Outcome,
+        PoolHealth,
+        PoolStats,
+        Raised,
+        SessionInfo,
+        SessionResult,
         State,
         Usage,
+        Value,
+        Variable,
     )
 
 __all__ = [
@@ -72,6 +82,7 @@ __all__ = [
     "AsyncEnvironment",
     "AsyncFiles",
     "AsyncProcess",
+    "AsyncSession",
     "AsyncWatch",
     "Busy",
     "Client",
@@ -106,8 +117,15 @@ __all__ = [
     "Outcome",
     "PathOutside",
     "PlatformError",
+    "PoolHealth",
+    "PoolStats",
     "Process",
     "QuotaExceeded",
+    "Raised",
+    "Session",
+    "SessionInfo",
+    "SessionNotFound",
+    "SessionResult",
     "SkerryError",
     "State",
     "StoreUnavailable",
@@ -116,6 +134,8 @@ __all__ = [
     "Unauthorized",
     "UnsupportedMediaType",
     "Usage",
+    "Value",
+    "Variable",
     "Watch",
     "__version__",
 ]
@@ -125,6 +145,7 @@ _CLIENT = {
     "Environment": "environment",
     "Files": "files",
     "Process": "process",
+    "Session": "session",
     "Watch": "files",
 }
 _MODELS = {
@@ -136,8 +157,15 @@ _MODELS = {
     "FileInfo",
     "ImageInfo",
     "Outcome",
+    "PoolHealth",
+    "PoolStats",
+    "Raised",
+    "SessionInfo",
+    "SessionResult",
     "State",
     "Usage",
+    "Value",
+    "Variable",
 }
 
 

@@ -12,6 +12,7 @@ the platform's faults.
     ├── NotFound
     │   ├── EnvironmentNotFound
     │   ├── ExecutionNotFound
+    │   ├── SessionNotFound
     │   ├── ImageNotFound
     │   └── FileMissing
     ├── Conflict                  the thing is not in a state that allows this
@@ -120,6 +121,10 @@ class EnvironmentNotFound(NotFound):
 
 class ExecutionNotFound(NotFound):
     code = "execution_not_found"
+
+
+class SessionNotFound(NotFound):
+    code = "session_not_found"
 
 
 class ImageNotFound(NotFound):

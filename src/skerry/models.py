@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Self
@@ -185,6 +186,100 @@ class ExecutionResult(_Wire):
             duration_seconds=raw["duration_seconds"],
             usage=Usage.from_dict(raw.get("usage") or {}),
             message=raw.get("message", ""),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo(_Wire):
+    session_id: str
+    environment_id: str
+    language: str
+    state: str
+    """`idle`, `busy`, or `crashed`: its interpreter is gone, and with it the state, until it is restarted."""
+    started_at: float
+    calls: int = 0
+    """How many have been made since it was started, or started again."""
+    message: str = ""
+    """How it crashed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value(_Wire):
+    """Something that a call in a session has shown, in all forms that it has."""
+
+    kind: str
+    """`value`: that of the last expression; `display`: shown by `display()`, or a figure."""
+    data: dict[str, str]
+    """By media type: `text/plain` is always there, images other than SVG are base64, JSON is text as well."""
+    truncated: list[str] = field(default_factory=list)
+    """Media types of which a part is missing, or all of it: it was too large."""
+
+    @property
+    def text(self) -> str:
+        return self.data.get("text/plain", "")
+
+    @property
+    def png(self) -> bytes | None:
+        return base64.b64decode(self.data["image/png"]) if "image/png" in self.data else None
+
+    @property
+    def json(self) -> Any:
+        """What a form in JSON says; of a DataFrame, its records."""
+        return json.loads(self.data["application/json"]) if "application/json" in self.data else None
+
+
+@dataclass(frozen=True, slots=True)
+class Raised(_Wire):
+    """An exception that ended a call."""
+
+    name: str
+    """Of its class."""
+    value: str
+    traceback: str
+    """As the language shows it; its lines are those of the code that was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable(_Wire):
+    name: str
+    type: str
+    text: str
+    """The beginning of its repr."""
+    size: int = 0
+    """Bytes, without what it refers to."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionResult(ExecutionResult):
+    """One finished call in a session."""
+
+    values: tuple[Value, ...] = ()
+    """What it has shown, in order; the last may be the value of its last expression."""
+    raised: Raised | None = None
+    crashed: bool = False
+    """The interpreter is gone, with all state: the session must be restarted."""
+
+    @property
+    def value(self) -> str | None:
+        """The text of the last expression's value, if it had one."""
+        return next((value.text for value in self.values if value.kind == "value"), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **ExecutionResult.to_dict(self),
+            "values": [value.to_dict() for value in self.values],
+            "raised": None if self.raised is None else self.raised.to_dict(),
+            "crashed": self.crashed,
+        }
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> Self:
+        plain = ExecutionResult.from_dict(raw)
+        return cls(
+            **{f.name: getattr(plain, f.name) for f in fields(plain)},
+            values=tuple(Value.from_dict(value) for value in raw.get("values") or ()),
+            raised=None if raw.get("raised") is None else Raised.from_dict(raw["raised"]),
+            crashed=raw.get("crashed", False),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from skerry.errors import InvalidRequest
@@ -83,6 +83,10 @@ class Limits:
     """Bytes of `/workspace`."""
     inodes: int = 131072
     """Files and directories of `/workspace`."""
+    connections: int = 1024
+    """Out of the environment, at once."""
+    traffic: int = 100 * GIB
+    """Bytes that are sent and received over its network, as long as it lives."""
 
     @property
     def millicores(self) -> int:
@@ -91,7 +95,11 @@ class Limits:
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Limits:
         """Limits from a caller's values; None means the default. Raises InvalidRequest."""
-        names = {f.name for f in fields(cls)}
+        return cls().changed(raw)
+
+    def changed(self, raw: dict[str, Any]) -> Limits:
+        """These, but for a caller's values; None leaves one as it is. Raises InvalidRequest."""
+        names = {f.name for f in fields(self)}
         unknown = sorted(set(raw) - names)
         if unknown:
             raise InvalidRequest(
@@ -120,7 +128,11 @@ class Limits:
             out["fds"] = _whole(given["fds"], "fds", 16, 1 << 20)
         if "inodes" in given:
             out["inodes"] = _whole(given["inodes"], "inodes", 16, 1 << 26)
-        return cls(**out)
+        if "connections" in given:
+            out["connections"] = _whole(given["connections"], "connections", 1, 1 << 16)
+        if "traffic" in given:
+            out["traffic"] = parse_size(given["traffic"], "traffic")
+        return replace(self, **out)
 
 
 @dataclass(frozen=True, slots=True)

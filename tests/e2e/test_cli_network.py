@@ -35,6 +35,21 @@ def test_an_allowlist_from_its_making_to_its_end(cli: Cli, environment: str) -> 
     assert info["network"] == "public"
 
 
+def test_limits(cli: Cli) -> None:
+    environment = cli.ok("create", "--allow", "example.com", "--connections", "7", "--traffic", "1g")
+    try:
+        assert "at most   7 connections, 1.0 GiB" in cli.ok("net", "show", environment)
+        cli.ok("net", "set", environment, "--traffic", "2g")
+        cli.ok("net", "set", "--connections", "8", environment, "public")
+        found = json.loads(cli.ok("net", "show", "--json", environment))
+        assert (found["network"], found["limits"]) == ("public", {"connections": 8, "traffic": 2 << 30})
+        rows = json.loads(cli.ok("info", "--json", environment))["enforced"]
+        told = {row["name"]: (row["value"], row["enforced"]) for row in rows}
+        assert (told["connections"], told["traffic"]) == (("8", True), (str(2 << 30), True))
+    finally:
+        cli.ok("rm", environment)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -42,6 +57,9 @@ def test_an_allowlist_from_its_making_to_its_end(cli: Cli, environment: str) -> 
         (["net", "deny", "ENV", "example.net"], "in it: example.com"),
         (["net", "set", "ENV", "everything"], "none, allowlist, public"),
         (["net", "allow", "ENV"], "RULE is missing"),
+        (["net", "set", "ENV"], "nothing is to be changed"),
+        (["net", "set", "ENV", "--connections", "0"], "connections must be between 1 and 65536"),
+        (["create", "--traffic", "much"], "'much' is not a size"),
         (["create", "--network", "public", "--allow", "example.com"], "allowlist"),
         (["create", "--allow", "pyton-packages"], "python-packages"),
     ],

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from skerry.client import autostart
 from tests import support
 from tests.integration.daemon import Daemon, started
 
@@ -25,3 +26,14 @@ def environment(daemon: Daemon) -> Iterator[str]:
     environment_id = daemon.create()
     yield environment_id
     daemon.call("DELETE", f"/environments/{environment_id}")
+
+
+@pytest.fixture(params=["rootful", "rootless"])
+def user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> support.Nobody | None:
+    """Whose the daemon is; None: root's."""
+    if request.param == "rootful":
+        return None
+    # Root may use the daemons of others, but its SDK has to be talked into it.
+    monkeypatch.setattr(autostart, "_peer", lambda sock: (0, 0))
+    nobody: support.Nobody = request.getfixturevalue("as_nobody")
+    return nobody

@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from tests.support import Nobody
+
 START_SECONDS = 30.0
 
 
@@ -120,9 +122,9 @@ class Daemon:
 
 
 @contextmanager
-def started(home: Path, *options: str) -> Iterator[Daemon]:
+def started(home: Path, *options: str, user: Nobody | None = None) -> Iterator[Daemon]:
     """A daemon that serves. At the end it is told to stop, if it still runs, and waited for."""
-    process, word = launch(home, *options)
+    process, word = launch(home, *options, user=user)
     daemon = Daemon(home, process)
     try:
         assert word == b"ready\n", word
@@ -136,15 +138,19 @@ def started(home: Path, *options: str) -> Iterator[Daemon]:
             process.kill()
 
 
-def launch(home: Path, *options: str) -> tuple[subprocess.Popen[bytes], bytes]:
-    """A new daemon process and its first word: `ready`, or a problem."""
+def launch(home: Path, *options: str, user: Nobody | None = None) -> tuple[subprocess.Popen[bytes], bytes]:
+    """A new daemon process, this user's or another's, and its first word: `ready`, or a problem."""
     ready, tell = os.pipe()
+    arguments = ["-m", "skerry.daemon", "--home", str(home), "--ready-fd", str(tell), *options]
+    settings = {name: value for name, value in os.environ.items() if name.startswith("SKERRY_")}
     with open(home / "daemon.log", "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "skerry.daemon", "--home", str(home), "--ready-fd", str(tell), *options],
+            [sys.executable, *arguments] if user is None else user.argv([user.python, *arguments]),
             stdin=subprocess.DEVNULL,
             stderr=log,
             pass_fds=(tell,),
+            cwd=None if user is None else home,
+            env=None if user is None else {**user.env, **settings},
         )
     os.close(tell)
     word = b""

@@ -1,4 +1,4 @@
-"""A small internet, a host and an environment, each in network namespaces of its own, and a proxy on the host.
+"""A small internet, a host and environments, each in network namespaces of its own, and proxies on the host.
 
     environment ──our sockets──> proxy, on the host ──veth──> the internet, where every address answers
 
@@ -27,14 +27,18 @@ from typing import Any
 import uvloop
 
 from skerry.egress.addresses import Address, Ranges
-from skerry.egress.proxy import Connection, Denial, Limits, Proxy, Witness
+from skerry.egress.limits import Meter, Traffic
+from skerry.egress.proxy import Connection, Denial, Proxy, Resolve, Witness
 from skerry.egress.rules import Rules
 from skerry.host.interfaces import own_addresses
 from skerry.host.launcher import Helper
 from skerry.host.network import Namespaces, catch_all
+from skerry.policy import Limits
 
-PORTS = (22, 25, 53, 80, 443, 2375, 5000, 8080, 8443)
-"""At which every address of the internet, and the host, listens."""
+API = 7443
+"""Where a daemon listens for others."""
+PORTS = (22, 25, 53, 80, 443, 2375, 5000, API, 8080, 8443)
+"""At which every address of the internet, the host, and a neighbour listens."""
 HOST = ("192.168.77.2", "93.184.200.2", "2a00:77::2")
 """Addresses of the host, private and public."""
 GATEWAY = ("192.168.77.1", "2a00:77::1")
@@ -76,6 +80,27 @@ def query(packet, server="9.9.9.9", timeout=5):
             return s.recv(65536).hex()
         except OSError:
             return None
+
+def listen(ports):
+    for port in ports:
+        for family, host in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+            s = kept[family, port] = socket.socket(family)
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            s.bind((host, port))
+            s.listen(1024)
+            s.setblocking(False)
+
+def arrived():
+    found = []
+    for s in kept.values():
+        try:
+            while True:
+                found.append(s.accept()[0].getsockname()[:2])
+        except BlockingIOError:
+            pass
+    return found
 
 for line in lines:
     known = dict(globals())
@@ -200,6 +225,29 @@ class Ledger(Witness):
 Server = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
+class Agent:
+    """A process in namespaces of its own, as an environment's are, that does what it is told."""
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self.pid = pid
+        self.control = control
+        """On which it answers."""
+        self._lines: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+    async def run(self, code: str) -> Any:
+        """Run a program in the environment; what it has as `answer` afterwards. In `kept` it may keep things."""
+        reader, writer = self._lines
+        writer.write(json.dumps(code).encode() + b"\n")
+        return json.loads(await reader.readline())
+
+    async def open(self) -> None:
+        self._lines = await asyncio.open_connection(sock=self.control, limit=1 << 24)
+        assert await self._lines[0].readline() == b"up\n"
+
+    def close(self) -> None:
+        self._lines[1].close()
+
+
 class World:
     """The internet, an environment, and what happened."""
 
@@ -215,12 +263,9 @@ class World:
         """The first words of each connection that came out, for the usual server."""
         self.server: Server = self.usual_server
         self.ledger = Ledger()
+        self.traffic = Traffic()
         self.proxy: Proxy
-        self.agent: int
-        """Its pid."""
-        self.control: socket.socket
-        """On which it answers."""
-        self._lines: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+        self.agent: Agent
 
     async def resolve(self, name: str) -> list[Address]:
         self.asked.append(name)
@@ -232,10 +277,7 @@ class World:
             writer.write(OK)
 
     async def run(self, code: str) -> Any:
-        """Run a program in the environment; what it has as `answer` afterwards. In `kept` it may keep things."""
-        reader, writer = self._lines
-        writer.write(json.dumps(code).encode() + b"\n")
-        return json.loads(await reader.readline())
+        return await self.agent.run(code)
 
     async def ask(self, host: str, port: int, say: bytes = b"", **more: Any) -> tuple[str, bytes]:
         """("", what was heard), or (the error, b"")."""
@@ -273,8 +315,9 @@ async def world(
     names: dict[str, list[str]] | None = None,
     ranges: Ranges | None = None,
     limits: Limits | None = None,
+    before: str = "",
 ) -> AsyncIterator[World]:
-    """To be used in a network of its own."""
+    """To be used in a network of its own. `before` is run in the environment while it has no network yet."""
     made = World()
     made.names = names or {}
     loop = asyncio.get_running_loop()
@@ -289,16 +332,11 @@ async def world(
                     lambda: _Datagrams(made.datagrams), sock=copy
                 )
                 stack.callback(transport.close)
-        await stack.enter_async_context(_environment(made))
-        helper = Helper()
-        stack.callback(helper.close)
-        namespaces = Namespaces.of(made.agent, rootful=os.geteuid() == 0 and not ROOTLESS)
-        try:
-            sockets = catch_all(helper, namespaces)
-        finally:
-            namespaces.close()
+        made.agent = await stack.enter_async_context(_environment())
+        await made.run(before)
         rules = Rules.parse(kind, allow, ranges or Ranges(own=own_addresses))
-        made.proxy = Proxy(rules, sockets.tcp, sockets.udp, made.ledger, made.resolve, limits)
+        meter = Meter(limits or Limits(), made.traffic)
+        made.proxy = _proxy(made.agent, rules, made.ledger, made.resolve, meter)
         try:
             yield made
         finally:
@@ -306,8 +344,31 @@ async def world(
 
 
 @contextlib.asynccontextmanager
-async def _environment(made: World) -> AsyncIterator[None]:
-    """A process in namespaces of its own, as an environment's are, that does what it is told."""
+async def neighbour(it: World) -> AsyncIterator[Agent]:
+    """Another environment, with a network of the same kind, that listens at every address it has."""
+    async with _environment() as agent:
+        meter = Meter(Limits(), Traffic())
+        proxy = _proxy(agent, it.proxy.rules, Ledger(), it.resolve, meter)
+        try:
+            await agent.run(f"listen({PORTS!r})")
+            yield agent
+        finally:
+            await proxy.close()
+
+
+def _proxy(agent: Agent, rules: Rules, witness: Witness, resolve: Resolve, meter: Meter) -> Proxy:
+    helper = Helper()
+    namespaces = Namespaces.of(agent.pid, rootful=os.geteuid() == 0 and not ROOTLESS)
+    try:
+        sockets = catch_all(helper, namespaces)
+    finally:
+        namespaces.close()
+        helper.close()
+    return Proxy(rules, sockets.tcp, sockets.udp, witness, resolve, meter)
+
+
+@contextlib.asynccontextmanager
+async def _environment() -> AsyncIterator[Agent]:
     ours, theirs = socket.socketpair()
     with tempfile.NamedTemporaryFile("w", prefix="skerry-test-") as names, theirs:
         names.write("nameserver 9.9.9.9\noptions timeout:5 attempts:1\n")
@@ -316,20 +377,19 @@ async def _environment(made: World) -> AsyncIterator[None]:
         script = (
             'ip link set lo up && mount --bind "$1" "$(readlink -f /etc/resolv.conf)" && exec "$2" -u -c "$3"'
         )
-        agent: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: ASYNC220
+        process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: ASYNC220
             [
                 *("unshare", "--map-root-user", "--user", "--net", "--mount", "--", "sh", "-c", script, "sh"),
                 *(names.name, sys.executable, _AGENT),
             ],
             stdin=theirs.fileno(),
         )
-        made.agent, made.control = agent.pid, ours
-        made._lines = await asyncio.open_connection(sock=ours, limit=1 << 24)
+        agent = Agent(process.pid, ours)
         theirs.close()
         try:
-            assert await made._lines[0].readline() == b"up\n"
-            yield
+            await agent.open()
+            yield agent
         finally:
-            made._lines[1].close()
-            agent.kill()
-            agent.wait()
+            agent.close()
+            process.kill()
+            process.wait()

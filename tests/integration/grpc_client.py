@@ -15,10 +15,11 @@ from skerry.v1.executions_pb2_grpc import ExecutionsStub
 from skerry.v1.files_pb2_grpc import FilesStub
 from skerry.v1.images_pb2_grpc import ImagesStub
 from skerry.v1.network_pb2_grpc import NetworkStub
+from skerry.v1.sessions_pb2_grpc import SessionsStub
 from skerry.v1.tenants_pb2_grpc import TenantsStub
 
 STUBS: tuple[Any, ...] = (
-    *(EnvironmentsStub, ExecutionsStub, FilesStub, NetworkStub, ImagesStub),
+    *(EnvironmentsStub, ExecutionsStub, SessionsStub, FilesStub, NetworkStub, ImagesStub),
     *(TenantsStub, AuditStub, DaemonStub),
 )
 

@@ -12,11 +12,13 @@ import pytest
 
 from skerry.egress import proxy as proxies
 from skerry.egress.addresses import Address, Ranges
+from skerry.egress.limits import Traffic
 from skerry.egress.proxy import Connection
 from skerry.egress.rules import Rules
 from skerry.errors import IsolationUnavailable, PlatformError
 from skerry.host.launcher import Helper
 from skerry.host.network import Namespaces, catch_all
+from skerry.policy import Limits
 from tests.integration.egress_world import OK, SILENT, World, in_a_network_of_its_own, world
 
 pytestmark = pytest.mark.root
@@ -39,7 +41,7 @@ def test_a_name_that_is_allowed() -> None:
             await it.ledger.until(lambda: it.ledger.finished)
             (done,) = it.ledger.finished
             assert (done.sent, done.received) == (len(http("example.com")), len(OK))
-            assert (it.proxy.sent, it.proxy.received) == (done.sent, done.received)
+            assert it.traffic == Traffic(done.sent, done.received)
             assert done.verdict == "allowed"
 
     in_a_network_of_its_own(main)
@@ -62,6 +64,24 @@ def test_a_name_that_is_not() -> None:
                 ("example.com", 80),
                 (PUBLIC, 80),
             }
+
+    in_a_network_of_its_own(main)
+
+
+def test_a_machine_without_ipv6() -> None:
+    """What there is works, and the rest leads nowhere."""
+    without = "open('/proc/sys/net/ipv6/conf/all/disable_ipv6', 'w').write('1')"
+
+    async def main() -> None:
+        async with world("public", names=NAMES, before=without) as it:
+            assert [one.family for one in it.proxy._sockets] == [socket.AF_INET] * 2
+            assert await it.ask("example.com", 80, http("example.com")) == ("", OK)
+            assert await it.ask(f"::ffff:{OTHER}", 80, http(OTHER)) == ("", OK)
+            error, _ = await it.ask("2606:2800:220:1::34", 80, http("example.com"))
+            assert error
+            _, heard = await it.ask("10.0.0.1", 80, http("10.0.0.1"))
+            assert b"never reached" in heard
+            assert it.arrived == [(PUBLIC, 80), (OTHER, 80)]
 
     in_a_network_of_its_own(main)
 
@@ -279,7 +299,7 @@ def test_rules_that_change() -> None:
             hosts = ("any.example", "b.example", "9.9.9.9", "1.1.1.1")
             for host in hosts:
                 assert await it.run(OPEN.format(host, 22, b"hello\n")) == "hello\n"
-            it.proxy.change(rules("allowlist", "any.example:22", "9.9.9.9:*"))
+            it.proxy.change(rules("allowlist", "any.example:22", "9.9.9.9:*"), Limits())
             assert await it.run(READ.format("b.example")) == "ConnectionResetError"
             assert await it.run(READ.format("1.1.1.1")) == "ConnectionResetError"
             await it.ledger.until(lambda: len(it.ledger.finished) == 2)
@@ -287,10 +307,10 @@ def test_rules_that_change() -> None:
             for host in ("any.example", "9.9.9.9"):
                 assert await it.run(f"kept[{host!r}].sendall(b'again')\n" + READ.format(host)) == "again"
             assert (await it.ask("b.example", 22))[0].startswith("gaierror")
-            it.proxy.change(rules("allowlist", "b.example:22"))
+            it.proxy.change(rules("allowlist", "b.example:22"), Limits())
             assert await it.run(READ.format("any.example")) == "ConnectionResetError"
             assert await it.run(OPEN.format("b.example", 22, b"new\n")) == "new\n"
-            it.proxy.change(rules("none"))
+            it.proxy.change(rules("none"), Limits())
             assert await it.run(READ.format("b.example")) == "ConnectionResetError"
             assert it.proxy.connections == set()
 
@@ -304,7 +324,7 @@ def test_rules_that_change_while_a_connection_is_made() -> None:
         async with world("public", names=NAMES) as it:
 
             async def opening(connection: Connection) -> None:
-                it.proxy.change(rules("none"))
+                it.proxy.change(rules("none"), Limits())
                 await asyncio.sleep(0)
 
             it.ledger.opening = opening  # type: ignore[method-assign]
@@ -323,7 +343,7 @@ def test_rules_that_change_while_the_first_address_is_tried(monkeypatch: pytest.
 
             async def opening(connection: Connection) -> None:
                 internal = Ranges(internal=(ipaddress.ip_network(PUBLIC),))
-                it.proxy.change(Rules.parse("public", [], internal))
+                it.proxy.change(Rules.parse("public", [], internal), Limits())
 
             it.ledger.opening = opening  # type: ignore[method-assign]
             error, _ = await it.ask("a.example", 80, http("a.example"))

@@ -15,7 +15,9 @@ import pytest
 from skerry.egress import dns, relay
 from skerry.egress import proxy as proxies
 from skerry.egress.addresses import Address
-from skerry.egress.proxy import DENIALS_MAX, TOLD_AT_ONCE, Limits
+from skerry.egress.limits import SURPLUS_MAX, Traffic, everybody
+from skerry.egress.proxy import DENIALS_MAX, TOLD_AT_ONCE
+from skerry.policy import Limits
 from tests.integration.egress_world import OK, SILENT, World, in_a_network_of_its_own, world
 from tests.integration.test_egress import NAMES, OPEN, PUBLIC, READ, echo, http, question
 
@@ -73,7 +75,7 @@ async def settled(it: World) -> None:
 
 def test_connections_at_once() -> None:
     async def main() -> None:
-        async with world("public", names=NAMES, limits=Limits(connections_max=5)) as it:
+        async with world("public", names=NAMES, limits=Limits(connections=5)) as it:
             it.server = echo
             code = (
                 "answer = []\n"
@@ -84,28 +86,125 @@ def test_connections_at_once() -> None:
                 "        answer.append(s.recv(1).decode())\n"
                 "    except OSError: answer.append('-')\n"
             )
-            assert await it.run(code) == ["x"] * 5 + ["-"] * 3
-            assert [(denial.count, "too many" in denial.reason) for denial in it.proxy.denials] == [(3, True)]
+            assert await it.run(code) == ["x"] * 5 + [""] * 3
+            assert len(it.arrived) == 5
+            _, heard = await it.ask("example.com", 80, http("example.com"))
+            assert b"403 Forbidden" in heard
+            assert b"its limit of 5 connections at once is reached" in heard
+            assert [(denial.host, denial.count) for denial in it.ledger.refused] == [
+                ("9.9.9.9", 3),
+                ("example.com", 1),
+            ]
             await it.run("for s in kept.values(): s.close()\nkept.clear()")
             await settled(it)
-            assert await it.run(code) == ["x"] * 5 + ["-"] * 3
+            assert await it.run(code) == ["x"] * 5 + [""] * 3
+            it.proxy.change(it.proxy.rules, Limits(connections=6))
+            assert await it.run(code.replace("range(8)", "(5, 6)")) == ["x", ""]
+        assert everybody.count == 0
+
+    in_a_network_of_its_own(main)
+
+
+def test_of_too_many_the_oldest_stay() -> None:
+    async def main() -> None:
+        async with world("public", names=NAMES) as it:
+            it.server = echo
+            opened = (
+                "for number in range(4):\n"
+                "    s = kept[number] = socket.create_connection(('9.9.9.9', 22), 10)\n"
+                "    s.sendall(b'x')\n"
+                "    s.recv(1)\n"
+            )
+            await it.run(opened)
+            it.proxy.change(it.proxy.rules, Limits(connections=2))
+            await it.ledger.until(lambda: len(it.ledger.finished) == 2)
+            assert {done.verdict for done in it.ledger.finished} == {"cut: not allowed any more"}
+            code = (
+                "answer = []\n"
+                "for s in kept.values():\n"
+                "    try:\n"
+                "        s.sendall(b'y')\n"
+                "        answer.append(s.recv(1).decode())\n"
+                "    except OSError: answer.append('-')\n"
+            )
+            assert await it.run(code) == ["y", "y", "-", "-"]
+
+    in_a_network_of_its_own(main)
+
+
+def test_a_flood_above_the_limit() -> None:
+    """Some are told why; the others are reset, and nothing of any of them is kept."""
+
+    async def main() -> None:
+        async with world("public", names=NAMES, limits=Limits(connections=1)) as it:
+            it.server = echo
+            await it.run(OPEN.format("9.9.9.9", 22, b"x"))
+            code = (
+                "held = [socket.socket() for _ in range(300)]\n"
+                "for s in held: s.connect(('9.9.9.9', 80))\n"
+                "kept['held'] = held\n"
+            )
+            await it.run(code)
+            while it.proxy.denied < 300:  # noqa: ASYNC110 -- only the first of a kind is told
+                await asyncio.sleep(0)
+            assert (len(it.proxy.connections), len(it.proxy._surplus)) == (1, SURPLUS_MAX)
+            assert len(it.arrived) == 1
+            await it.run("for s in kept.pop('held'): s.close()")
+
+    in_a_network_of_its_own(main)
+
+
+def test_a_daemon_has_descriptors_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One environment gets half of what all may have together; the next one half of what is left."""
+
+    async def main() -> None:
+        async with world("public", names=NAMES) as it:
+            it.server = echo
+            monkeypatch.setattr("resource.getrlimit", lambda _: (80, 80))
+            code = (
+                "answer = []\n"
+                "for number in range(20):\n"
+                "    s = kept[number] = socket.create_connection(('9.9.9.9', 22), 10)\n"
+                "    s.sendall(b'x')\n"
+                "    answer.append(s.recv(1).decode())\n"
+            )
+            assert await it.run(code) == ["x"] * 10 + [""] * 10
+            assert "too many connections" in it.ledger.refused[0].reason
+            assert everybody.room == 10
+        assert everybody.room == 20
 
     in_a_network_of_its_own(main)
 
 
 def test_bytes() -> None:
     async def main() -> None:
-        async with world("public", names=NAMES, limits=Limits(bytes_max=1000)) as it:
+        async with world("public", names=NAMES, limits=Limits(traffic=1000)) as it:
             it.server = echo
             assert await it.run(OPEN.format("9.9.9.9", 22, b"x" * 50)) == "x" * 50
-            assert (it.proxy.sent, it.proxy.received) == (50, 50)
+            assert it.traffic == Traffic(50, 50)
             more = f"kept['9.9.9.9'].sendall({b'x' * 901!r})\n" + READ.format("9.9.9.9")
             assert await it.run(more) == "ConnectionResetError"
             await it.ledger.until(lambda: it.ledger.finished)
-            assert "1000 bytes" in it.ledger.finished[0].verdict
-            assert (it.proxy.sent, it.proxy.received) == (50, 50), "what would be too much is not passed on"
+            reason = (
+                "its limit of 1000 B sent and received is used up; env.network.set(traffic=...) changes it"
+            )
+            assert it.ledger.finished[0].verdict == f"cut: {reason}"
+            assert it.traffic == Traffic(50, 50), "what would be too much is not passed on"
+            it.asked.clear()
             _, heard = await it.ask("example.com", 80, http("example.com"))
-            assert b"used up" in heard
+            assert reason.encode() in heard
+            assert [(denial.host, denial.reason) for denial in it.ledger.refused] == [
+                ("9.9.9.9", reason),
+                ("example.com", reason),
+            ]
+            assert it.asked == [], "nor does a name get out"
+            assert len(it.arrived) == 1
+            it.server = it.usual_server
+            it.proxy.change(it.proxy.rules, Limits(traffic=2000))
+            assert await it.ask("example.com", 80, http("example.com")) == ("", OK)
+            it.proxy.change(it.proxy.rules, Limits(traffic=100))
+            _, heard = await it.ask("example.com", 80, http("example.com"))
+            assert b"its limit of 100 B" in heard
 
     in_a_network_of_its_own(main)
 
@@ -273,7 +372,7 @@ def test_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
             flooding = asyncio.create_task(it.run(flood))
             await asyncio.sleep(0)
             # The loop stands still until all has been sent.
-            assert select.select([it.control], [], [], 30)[0]
+            assert select.select([it.agent.control], [], [], 30)[0]
             while len(taken) < 500:
                 await asyncio.sleep(0)
                 turn += 1

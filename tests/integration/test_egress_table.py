@@ -1,6 +1,6 @@
 """Every destination, in every odd spelling: where it comes out, with an allowlist and with all that is public.
 
-Every address of the internet here listens, also those that nobody should reach, and so does the host.
+Every address of the internet here listens, also those that nobody should reach, and so do the host and a neighbour.
 """
 
 from __future__ import annotations
@@ -8,7 +8,15 @@ from __future__ import annotations
 import pytest
 
 from skerry.egress.names import canonical, from_person
-from tests.integration.egress_world import GATEWAY, HOST, World, in_a_network_of_its_own, world
+from tests.integration.egress_world import (
+    API,
+    GATEWAY,
+    HOST,
+    World,
+    in_a_network_of_its_own,
+    neighbour,
+    world,
+)
 
 pytestmark = pytest.mark.root
 
@@ -20,7 +28,7 @@ ALLOW = (
     "alt.example:8443",
     "any.example:*",
     "bücher.example",
-    "*.inward.example",
+    "*.inward.example:*",
     "*.public.example",
     "metadata.google.internal",
     "localhost",
@@ -33,7 +41,7 @@ ALLOW = (
     "[::1]:*",
     "::ffff:0:0/96",
     "64:ff9b::/96",
-    f"{HOST[1]}:8080",
+    f"{HOST[1]}:*",
 )
 SPELLINGS = (
     *("93.184.216.34", "1572395042", "0x5db8d822", "0135.0270.0330.042", "93.12113954", "93.184.55330"),
@@ -99,6 +107,8 @@ def rows() -> list[Row]:
     made += [(text, 80, "", text) for text in PUBLIC]
     made += [(text, 80, "", "") for text in (*INTERNAL, *ODD)]
     made += [(text, 8080, "", "") for text in (*HOST, "127.0.0.1", "::1", "10.0.0.1", "169.254.169.254")]
+    made += [(text, API, "", "") for text in (*HOST, "127.0.0.1", "::1", GATEWAY[0], "daemon.inward.example")]
+    made += [("neighbour.inward.example", port, "", "") for port in (80, 8080)]
     made += [(f"n{number}.inward.example", 80, "", "") for number in range(len(INTERNAL))]
     made += [(f"n{number}.public.example", 80, text, text) for number, text in enumerate(PUBLIC)]
     made += [(SITE6, 80, SITE6, SITE6), ("2606:2800:0220:0001::0034", 80, SITE6, SITE6)]
@@ -169,6 +179,8 @@ def names() -> dict[str, list[str]]:
     known |= {f"n{number}.public.example": [text] for number, text in enumerate(PUBLIC)}
     known["metadata.google.internal"] = ["169.254.169.254", "fd00:ec2::254"]
     known["mixed.inward.example"] = ["10.0.0.1", "::ffff:10.0.0.1", SITE, "169.254.169.254"]
+    known["daemon.inward.example"] = [*HOST, "127.0.0.1", "::1"]
+    known["neighbour.inward.example"] = ["198.18.0.1", "127.0.0.1", "::1"]
     known["v6.inward.example"] = ["fe80::1", SITE6]
     known["xn--bcher-kva.example"] = [SITE]
     known["localhost"] = known["a.localhost"] = ["127.0.0.1", SITE]
@@ -199,7 +211,8 @@ def test_every_destination(kind: str) -> None:
     assert len(rows()) >= 250
 
     async def main() -> None:
-        async with world(kind, ALLOW if kind == "allowlist" else (), names=names()) as it:
+        allow = ALLOW if kind == "allowlist" else ()
+        async with world(kind, allow, names=names()) as it, neighbour(it) as other:
             wrong = []
             for destination, port, allowlist, public in rows():
                 wanted = allowlist if kind == "allowlist" else public
@@ -208,6 +221,9 @@ def test_every_destination(kind: str) -> None:
                     wrong.append((destination, port, wanted, came_out))
             assert wrong == []
             assert it.datagrams == []
+            assert await other.run("answer = arrived()") == []
+            itself = "socket.create_connection(('127.0.0.1', 80)).close(); answer = arrived()"
+            assert await other.run(itself) == [["127.0.0.1", 80]]
 
     in_a_network_of_its_own(main)
 

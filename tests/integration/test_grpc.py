@@ -28,6 +28,7 @@ from skerry.v1 import (
     files_pb2,
     images_pb2,
     network_pb2,
+    sessions_pb2,
     tenants_pb2,
 )
 from skerry.v1.problem_pb2 import Problem
@@ -122,6 +123,7 @@ async def every_rpc(client: Client) -> None:
     )
     await environment_rpcs(client, made)
     await execution_rpcs(client, made.environment_id)
+    await session_rpcs(client, made.environment_id)
     await file_rpcs(client, made.environment_id)
     await network_rpcs(client, made.environment_id)
     await image_rpcs(client)
@@ -217,6 +219,31 @@ async def attach(client: Client, environment_id: str) -> None:
     assert rest[-1].ended.result.outcome == executions_pb2.OUTCOME_COMPLETED
 
 
+async def session_rpcs(client: Client, environment_id: str) -> None:
+    here: dict[str, Any] = {"environment_id": environment_id, "session_id": "one"}
+    opened = await client.OpenSession(sessions_pb2.OpenSessionRequest(language="python", **here))
+    assert opened.state == sessions_pb2.SESSION_STATE_IDLE
+    ran = await client.RunCode(sessions_pb2.RunCodeRequest(code="x = input()\nx", stdin=b"5\n", **here))
+    assert (ran.outcome, dict(ran.values[0].data)) == (
+        executions_pb2.OUTCOME_COMPLETED,
+        {"text/plain": "'5'"},
+    )
+    streaming = client.StreamCode(
+        sessions_pb2.RunCodeRequest(code="print('a', flush=True)\nwhile True: pass", **here)
+    )
+    assert (await streaming.read()).output.data == b"a\n"
+    await client.InterruptSession(sessions_pb2.InterruptSessionRequest(**here))
+    (last,) = [event async for event in messages(streaming)]
+    assert last.ran.result.raised.name == "KeyboardInterrupt"
+    listed = await client.ListVariables(sessions_pb2.ListVariablesRequest(**here))
+    assert [(variable.name, variable.text) for variable in listed.variables] == [("x", "'5'")]
+    restarted = await client.RestartSession(sessions_pb2.RestartSessionRequest(**here))
+    assert restarted == await client.GetSession(sessions_pb2.GetSessionRequest(**here))
+    await client.CloseSession(sessions_pb2.CloseSessionRequest(**here))
+    found = await client.ListSessions(sessions_pb2.ListSessionsRequest(environment_id=environment_id))
+    assert list(found.sessions) == []
+
+
 async def file_rpcs(client: Client, environment_id: str) -> None:
     here: dict[str, Any] = {"environment_id": environment_id}
     data = bytes(range(256)) * 20
@@ -285,7 +312,7 @@ async def tenant_rpcs(client: Client) -> None:
 
 
 async def network_rpcs(client: Client, environment_id: str) -> None:
-    where = {"environment_id": environment_id}
+    where: dict[str, Any] = {"environment_id": environment_id}
     shown = await client.AllowNetwork(
         network_pb2.AllowNetworkRequest(**where, rules=["example.com", "a.test:22"])
     )
@@ -295,6 +322,8 @@ async def network_rpcs(client: Client, environment_id: str) -> None:
     shown = await client.SetNetwork(network_pb2.SetNetworkRequest(**where, network="none"))
     assert shown == await client.GetNetwork(network_pb2.GetNetworkRequest(**where))
     assert (shown.network, list(shown.denials)) == ("none", [])
+    shown = await client.SetNetwork(network_pb2.SetNetworkRequest(**where, connections=5, traffic=1 << 40))
+    assert (shown.network, shown.limits.connections, shown.limits.traffic) == ("none", 5, 1 << 40)
 
 
 async def audit_rpcs(client: Client, environment_id: str) -> None:

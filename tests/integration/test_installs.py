@@ -1,113 +1,158 @@
-"""Package tools, called without any option, install in the workspace, and the next command finds it.
+"""Package tools install from registries, with presets alone, as they would on the machine; the next command finds it.
 
-Nothing is fetched: each tool gets a tiny package that is made inside.
+The registries are the test's own, and the machine is set up for them by what an operator would set: variables.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from skerry.egress.presets import install_variables
-from tests import support
-from tests.integration.daemon import Daemon, started
+from skerry.client.sync.client import Client
+from skerry.client.sync.environment import Environment
+from tests import certificates, support
+from tests.integration import registries
+from tests.integration.daemon import started
+from tests.integration.internet import in_a_network_of_its_own, internet
+from tests.integration.registries import MODULE, URL
 
-MAKE = """
-import io, pathlib, tarfile, zipfile
-with zipfile.ZipFile("tiny-1.0-py3-none-any.whl", "w") as wheel:
-    wheel.writestr("tiny.py", "def main():\\n    print('from pip')\\n")
-    info = "tiny-1.0.dist-info"
-    wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: tiny\\nVersion: 1.0\\n")
-    wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
-    wheel.writestr(f"{info}/entry_points.txt", "[console_scripts]\\ntiny-pip = tiny:main\\n")
-    wheel.writestr(f"{info}/RECORD", "")
-with tarfile.open("tiny.tgz", "w:gz") as archive:
-    for name, text in {
-        "package.json": '{"name": "tiny", "version": "1.0.0", "bin": {"tiny-npm": "cli.js"}}',
-        "cli.js": "#!/usr/bin/env node\\nconsole.log('from npm')\\n",
-        "index.js": "module.exports = 'required'\\n",
-    }.items():
-        member = tarfile.TarInfo(f"package/{name}")
-        member.size, member.mode = len(text), 0o755
-        archive.addfile(member, io.BytesIO(text.encode()))
-module, version = "go.example.test/tiny-go", "v1.0.0"
-folder = pathlib.Path("proxy", module, "@v")
-folder.mkdir(parents=True)
-mod = f"module {module}\\n\\ngo 1.18\\n"
-(folder / "list").write_text(version)
-(folder / f"{version}.info").write_text('{"Version": "v1.0.0"}')
-(folder / f"{version}.mod").write_text(mod)
-with zipfile.ZipFile(folder / f"{version}.zip", "w") as source:
-    source.writestr(f"{module}@{version}/go.mod", mod)
-    source.writestr(f"{module}@{version}/main.go", 'package main\\n\\nfunc main() { print("from go") }\\n')
-"""
-OFFLINE = {
-    "PIP_NO_INDEX": "1",
-    "PIP_FIND_LINKS": "/workspace",
-    "GOPROXY": "file:///workspace/proxy",
-    "GOSUMDB": "off",
-}
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+ADDRESS = "93.184.216.41"
+
+Commands = list[tuple[str, str]]
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with support.temporary_home() as home, started(home) as running:
-        yield running
+def need(tool: str, package: str) -> None:
+    """In the image `host`, which shows what the system has, and not all that is in this user's PATH."""
+    if shutil.which(tool, path=support.PATH) is None:
+        support.missing(f"{tool} is not installed (apt-get install {package})")
 
 
 @pytest.fixture
-def environment(daemon: Daemon) -> Iterator[str]:
-    ref = daemon.create(env={**OFFLINE, **install_variables("/workspace", support.PATH)}, memory="2g")
-    done = daemon.execute(ref, ["python3", "-c", MAKE])
-    assert done["exit_code"] == 0, done
-    yield ref
-    daemon.call("DELETE", f"/environments/{ref}")
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Commands], None]:
+    """Run commands in an environment that has one preset, each of which must say something."""
+    need("git", "git")
+    registries.make_packages(tmp_path)
+    authority = certificates.make().ca
+    for name in ("SSL_CERT_FILE", "PIP_CERT", "NPM_CONFIG_CAFILE", "GIT_SSL_CAINFO"):
+        monkeypatch.setenv(name, authority)
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_DIR", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(preset: str, commands: Commands) -> None:
+        def body() -> None:
+            with (
+                internet(
+                    [ADDRESS], ports=(), also=lambda stack: registries.serve(tmp_path, stack)
+                ) as outside,
+                support.temporary_home() as home,
+                started(home),
+                Client(str(home)) as client,
+                Environment(client=client, allow=[preset], memory="2g", cpus=2, pids=512) as env,
+            ):
+                outside.names = {registries.NAME: ADDRESS}
+                assert env.execute("id -un").stdout == "appuser\n"
+                for command, says in commands:
+                    result = env.execute(command, timeout=200)
+                    assert result.ok, (command, result.stdout, result.stderr, env.network.denials())
+                    assert says in result.stdout + result.stderr
+                assert env.network.show()["received_bytes"] > 0
+                assert set(outside.asked) == {registries.NAME}
+
+        in_a_network_of_its_own(body)
+
+    return run
 
 
-def run(daemon: Daemon, environment: str, command: str) -> str:
-    done = daemon.execute(environment, command)
-    assert done["exit_code"] == 0, done
-    return f"{done['stdout']}{done['stderr']}".strip()
+def test_pip(install: Callable[[str, Commands], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    need("pip", "python3-pip")
+    monkeypatch.setenv("PIP_INDEX_URL", f"{URL}/simple")
+    install(
+        "python-packages",
+        [
+            ("pip install tiny", "Successfully installed tiny-1.0"),
+            ("tiny-pip", "from pip"),
+            ("python3 -c 'import tiny; print(tiny.__file__)'", "/workspace/"),
+            ("python3 -m venv v && v/bin/pip install tiny && v/bin/tiny-pip", "from pip"),
+        ],
+    )
 
 
-def has(program: str) -> bool:
-    """In the `host` image, which shows what the system has."""
-    return any(os.path.exists(f"{folder}/{program}") for folder in support.PATH.split(":"))
+def test_npm(install: Callable[[str, Commands], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    need("npm", "npm")
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", f"{URL}/npm/")
+    install(
+        "npm-packages",
+        [
+            ("npm install tiny", "added 1 package"),
+            ("""node -e 'console.log(require("tiny"))'""", "required"),
+            ("npm install -g tiny && tiny-npm", "from npm"),
+            ("command -v tiny-npm", "/workspace/"),
+        ],
+    )
 
 
-def test_pip(daemon: Daemon, environment: str) -> None:
-    if not has("pip"):
-        support.missing("pip is not installed (apt-get install python3-pip)")
-    run(daemon, environment, "pip install tiny")
-    assert run(daemon, environment, "tiny-pip") == "from pip"
-    assert run(daemon, environment, "python3 -c 'import tiny; tiny.main()'") == "from pip"
+def test_go(install: Callable[[str, Commands], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    need("go", "golang-go")
+    monkeypatch.setenv("GOPROXY", f"{URL}/go")
+    monkeypatch.setenv("GOSUMDB", "off")
+    program = f'package main; import "{MODULE}"; func main() {{ println(tiny.Word, "required") }}'
+    install(
+        "go-modules",
+        [
+            (f"go install {MODULE}/cmd/tiny-go@latest", ""),
+            ("tiny-go", "from go"),
+            ("command -v tiny-go", "/workspace/go/bin/"),
+            (f"mkdir mine && cd mine && go mod init mine && go get {MODULE}", "added"),
+            (f"echo '{program}' > main.go && go run .", "from go required"),
+            ("GOOS=plan9 go list -f {{.Target}} .", "/workspace/go/bin/plan9_"),
+            ("rm -r ~/go", ""),
+        ],
+    )
 
 
-def test_pip_in_a_virtual_environment(daemon: Daemon, environment: str) -> None:
-    if not has("pip"):
-        support.missing("pip is not installed (apt-get install python3-pip)")
-    run(daemon, environment, "python3 -m venv v && v/bin/pip install tiny")
-    assert run(daemon, environment, "v/bin/tiny-pip") == "from pip"
+def test_git(install: Callable[[str, Commands], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.{URL}/git/.insteadOf")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "https://code.example.test/")
+    install(
+        "git-hosting",
+        [
+            ("git clone -q https://code.example.test/tiny.git && cat tiny/README", "from git"),
+            (f"git clone -q --depth 1 {URL}/git/tiny.git other && cat other/README", "from git"),
+            ("cd tiny && git pull", "Already up to date"),
+        ],
+    )
 
 
-@pytest.mark.skipif(not has("npm"), reason="npm is not installed")
-def test_npm(daemon: Daemon, environment: str) -> None:
-    run(daemon, environment, "npm install ./tiny.tgz")
-    assert run(daemon, environment, """node -e 'console.log(require("tiny"))'""") == "required"
-    run(daemon, environment, "npm install -g ./tiny.tgz")
-    assert run(daemon, environment, "tiny-npm") == "from npm"
-
-
-@pytest.mark.skipif(not has("go"), reason="go is not installed")
-def test_go(daemon: Daemon, environment: str) -> None:
-    run(daemon, environment, "go install go.example.test/tiny-go@latest")
-    assert run(daemon, environment, "tiny-go") == "from go"
-    run(daemon, environment, "GOOS=plan9 go install go.example.test/tiny-go@latest")
-    run(daemon, environment, "rm -r go")
-
-
-@pytest.mark.skipif(not has("git"), reason="git is not installed")
-def test_git(daemon: Daemon, environment: str) -> None:
-    run(daemon, environment, "git init -q --bare origin && git clone -q origin copy && cd copy && git status")
+@pytest.mark.parametrize("signed", ["by", "trusted"])
+def test_apt(
+    install: Callable[[str, Commands], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    signed: str,
+) -> None:
+    """It finds and fetches, with the keys of the machine; it does not install."""
+    need("apt-get", "apt")
+    folder = tmp_path / "etc"
+    for name in ("sources.list.d", "apt.conf.d", "preferences.d", "trusted.gpg.d"):
+        (folder / name).mkdir(parents=True)
+    key = folder / ("key.asc" if signed == "by" else "trusted.gpg.d/key.asc")
+    shutil.copy(registries.DEBIAN / "key.asc", key)
+    option = f" [signed-by={key}]" if signed == "by" else ""
+    (folder / "sources.list").write_text(f"deb{option} http://{registries.NAME}/debian stable main\n")
+    (tmp_path / "apt.conf").write_text(f'Dir::Etc "{folder}";\n')
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+    install(
+        "debian-packages",
+        [
+            ('test -z "$(apt-get update 2>&1 > /dev/null)"', ""),
+            ("apt-cache show tiny", "says where it comes from"),
+            ("apt-get download tiny && dpkg -x tiny_*.deb . && usr/bin/tiny-apt", "from apt"),
+            ("apt-get install -y --download-only tiny && ls apt/archives", "tiny_1.0_all.deb"),
+            ("! apt-get install -y tiny", "requires superuser privilege"),
+        ],
+    )

@@ -1,64 +1,39 @@
-"""What an environment of a real daemon may reach, in an internet of our own."""
+"""What an environment of a real daemon may reach, in an internet of our own: root's daemon, and a plain user's."""
 
 from __future__ import annotations
 
-import functools
 import json
+import os
 import re
+import shutil
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from skerry.client.sync.client import Client
 from skerry.client.sync.environment import Environment
-from skerry.errors import InvalidRequest
-from tests import support
+from skerry.errors import InvalidRequest, SkerryError
+from tests import certificates, support
 from tests.integration.daemon import Daemon, started
-from tests.integration.internet import Internet, in_a_network_of_its_own, internet
+from tests.integration.internet import internet
+from tests.integration.networks import INTERNAL, OTHER, PUBLIC, contained, fetch, home_of, world
 
 pytestmark = pytest.mark.root
-PUBLIC, OTHER, INTERNAL = "93.184.216.34", "93.184.216.35", "10.1.2.3"
-FETCH = """
-import sys, urllib.request, urllib.error
-try:
-    print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode().strip())
-except urllib.error.HTTPError as error:
-    print(error.code, error.read().decode().strip())
-except OSError as error:
-    print("failed:", error)
+HOLD = """
+import socket
+held = [socket.create_connection(("example.com", 80)) for _ in range(2)]
+s = socket.create_connection(("example.com", 80))
+s.sendall(b"GET / HTTP/1.1\\r\\nhost: example.com\\r\\n\\r\\n")
+print(s.makefile().read())
 """
 
 
-def contained(test: Callable[..., None]) -> Callable[..., None]:
-    """A test that runs in a network of its own."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        in_a_network_of_its_own(lambda: test(*args, **kwargs))
-
-    return run
-
-
-@contextmanager
-def world(**names: str) -> Iterator[tuple[Internet, Daemon, Client]]:
-    with internet([PUBLIC, OTHER, INTERNAL]) as outside, support.temporary_home() as home:
-        outside.names = {"example.com": PUBLIC, "www.example.com": OTHER, "inside.test": INTERNAL, **names}
-        with started(home) as daemon, Client(str(home)) as client:
-            yield outside, daemon, client
-
-
-def fetch(env: Environment, url: str) -> str:
-    return env.run(["python3", "-c", FETCH, url]).stdout.strip()
-
-
 @contained
-def test_nothing_by_default() -> None:
-    with world() as (outside, _, client), Environment(client=client) as env:
+def test_nothing_by_default(user: support.Nobody | None) -> None:
+    with world(user) as (outside, _, client), Environment(client=client) as env:
         for url in ("http://example.com/", f"http://{PUBLIC}/"):
             assert fetch(env, url).startswith("failed:")
         assert outside.arrived == []
@@ -67,8 +42,8 @@ def test_nothing_by_default() -> None:
 
 
 @contained
-def test_exactly_what_was_allowed() -> None:
-    with world() as (outside, daemon, client), Environment(client=client, allow=["example.com"]) as env:
+def test_exactly_what_was_allowed(user: support.Nobody | None) -> None:
+    with world(user) as (outside, daemon, client), Environment(client=client, allow=["example.com"]) as env:
         assert fetch(env, "http://example.com/") == "hello"
         assert outside.arrived == [(PUBLIC, 80)]
         assert fetch(env, "http://www.example.com/").startswith("failed:")
@@ -94,8 +69,8 @@ def test_exactly_what_was_allowed() -> None:
 
 
 @contained
-def test_never_the_inside() -> None:
-    with world() as (outside, _, client):
+def test_never_the_inside(user: support.Nobody | None) -> None:
+    with world(user) as (outside, _, client):
         with Environment(client=client, network="public") as env:
             assert fetch(env, "http://www.example.com/") == "hello"
             assert "never reached" in fetch(env, "http://inside.test/")
@@ -113,8 +88,8 @@ def prepared(daemon: Daemon) -> int:
 
 
 @contained
-def test_one_that_was_made_ready_is_as_one_that_was_not() -> None:
-    with world() as (outside, daemon, client):
+def test_one_that_was_made_ready_is_as_one_that_was_not(user: support.Nobody | None) -> None:
+    with world(user) as (outside, daemon, client):
         assert prepared(daemon) == 0
         for round in range(2):
             with Environment(client=client, allow=["example.com"]) as env:
@@ -130,12 +105,12 @@ def test_one_that_was_made_ready_is_as_one_that_was_not() -> None:
 
 
 @contained
-def test_never_the_machine_itself() -> None:
-    with internet([PUBLIC]) as outside, support.temporary_home() as home:
+def test_never_the_machine_itself(user: support.Nobody | None) -> None:
+    with internet([PUBLIC]) as outside, home_of(user) as home:
         subprocess.run(["ip", "addr", "add", OTHER, "dev", "lo"], check=True)
         outside.names = {"www.example.com": OTHER}
         listener = socket.create_server((OTHER, 80))
-        with listener, started(home), Client(str(home)) as client:
+        with listener, started(home, user=user), Client(str(home)) as client:
             with Environment(client=client, network="public") as env:
                 for url in (f"http://{OTHER}/", "http://www.example.com/"):
                     assert "an address of this machine" in fetch(env, url)
@@ -145,17 +120,17 @@ def test_never_the_machine_itself() -> None:
 
 
 @contained
-def test_operators_know_their_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_know_their_ranges(user: support.Nobody | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKERRY_PUBLIC_RANGES", "10.1.0.0/16")
     monkeypatch.setenv("SKERRY_INTERNAL_RANGES", f"{OTHER}/32, 2001:db8::/32")
-    with world() as (_, _, client), Environment(client=client, network="public") as env:
+    with world(user) as (_, _, client), Environment(client=client, network="public") as env:
         assert fetch(env, "http://inside.test/") == "hello"
         assert "internal here" in fetch(env, "http://www.example.com/")
 
 
 @contained
-def test_a_change_counts_at_once() -> None:
-    with world() as (_, _, client), Environment(client=client) as env:
+def test_a_change_counts_at_once(user: support.Nobody | None) -> None:
+    with world(user) as (_, _, client), Environment(client=client) as env:
         env.network.allow("example.com")
         assert fetch(env, "http://example.com/") == "hello"
         env.network.allow("*.example.com")
@@ -175,32 +150,95 @@ def test_a_change_counts_at_once() -> None:
 
 
 @contained
-def test_it_outlives_the_daemon() -> None:
-    with internet([PUBLIC]) as outside, support.temporary_home() as home:
-        outside.names = {"example.com": PUBLIC}
-        with started(home) as daemon, Client(str(home)) as client:
-            env = Environment(client=client, allow=["example.com"]).create()
+def test_a_change_that_fails_changes_nothing(user: support.Nobody | None) -> None:
+    with world(user) as (_, daemon, client):
+        ca = shutil.copy(certificates.make().ca, daemon.home)
+        os.chmod(ca, 0o644)
+        preset = f'[git-hosting]\nallow = ["example.com:80"]\nca = "{ca}"\n'
+        (daemon.home / "presets.toml").write_text(preset)
+        with Environment(client=client, allow=["www.example.com"], memory="64m") as env:
+            assert env.run(["sh", "-c", "cat /dev/zero > /tmp/full"]).stderr.endswith(
+                "No space left on device\n"
+            )
+            with pytest.raises(SkerryError):
+                env.network.allow("git-hosting")
+            assert env.network.show()["allow"] == ["www.example.com"]
+            assert fetch(env, "http://example.com/").startswith("failed:")
+            env.run(["rm", "/tmp/full"])
+            env.network.allow("git-hosting")
             assert fetch(env, "http://example.com/") == "hello"
-            daemon.kill()
-        with started(home), Client(str(home)) as client:
-            again = Environment.get(env.id, client)
-            assert again.network.show()["allow"] == ["example.com"]
-            assert fetch(again, "http://example.com/") == "hello"
-            assert fetch(again, "http://www.example.com/").startswith("failed:")
+
+
+def denied(daemon: Daemon) -> list[tuple[str, str]]:
+    """What the audit tells of it: host and reason."""
+    text = daemon.raw("GET", "/audit?action=network.connect&kind=denial")[2]
+    rows = [json.loads(line)["detail"] for line in text.splitlines()]
+    return [(row["host"], row["reason"]) for row in rows]
 
 
 @contained
-def test_two_environments_do_not_reach_each_other() -> None:
-    with world() as (_, _, client):
-        with (
-            Environment(client=client, network="public") as one,
-            Environment(client=client, network="public") as two,
-        ):
-            with two.start(["python3", "-m", "http.server", "8000"]) as server:
-                ready = "import socket,time\nwhile socket.socket().connect_ex(('127.0.0.1',8000)): time.sleep(.01)"
-                two.run(["python3", "-c", ready], timeout=20)
-                assert fetch(one, "http://127.0.0.1:8000/").startswith("failed:")
-                server.kill()
+def test_connections_at_once(user: support.Nobody | None) -> None:
+    with (
+        world(user) as (outside, daemon, client),
+        Environment(client=client, network="public", connections=2) as env,
+    ):
+        reason = "its limit of 2 connections at once is reached; env.network.set(connections=...) changes it"
+        assert reason in env.run(["python3", "-c", HOLD]).stdout
+        assert outside.arrived == []
+        assert [each["reason"] for each in env.network.denials()] == [reason]
+        assert denied(daemon) == [("example.com", reason)]
+        env.network.set(connections=3)
+        assert "hello" in env.run(["python3", "-c", HOLD]).stdout
+        assert env.network.show()["limits"]["connections"] == 3
+        told = {row["name"]: row["value"] for row in env.info().enforced}
+        assert (told["connections"], told["traffic"]) == ("3", str(100 << 30))
+
+
+@contained
+def test_traffic(user: support.Nobody | None) -> None:
+    with (
+        world(user) as (_, daemon, client),
+        Environment(client=client, allow=["example.com"], traffic=1000) as env,
+    ):
+        answers = [fetch(env, "http://example.com/") for _ in range(10)]
+        reason = "its limit of 1000 B sent and received is used up; env.network.set(traffic=...) changes it"
+        assert answers[0] == "hello"
+        assert reason in answers[-1]
+        assert ("example.com", reason) in denied(daemon)
+        used = env.network.show()
+        assert 500 < used["sent_bytes"] + used["received_bytes"] <= 1000
+        env.network.set(traffic="1m")
+        assert fetch(env, "http://example.com/") == "hello"
+        env.network.set(traffic=1000)
+        assert reason in fetch(env, "http://example.com/")
+
+
+@contained
+def test_traffic_is_counted_beyond_a_daemon(user: support.Nobody | None) -> None:
+    """To the byte if it is told to stop; if it is killed, all but a 64th of the limit."""
+    with internet([PUBLIC]) as outside, home_of(user) as home:
+        outside.names = {"example.com": PUBLIC}
+
+        def used() -> int:
+            with Client(str(home)) as client:
+                env = Environment.get(ref, client)
+                assert fetch(env, "http://example.com/") == "hello"
+                env.run(["true"])  # which waits for what was to be written before
+                shown = env.network.show()
+                assert shown["limits"] == {"connections": 9, "traffic": 6400}
+                return int(shown["sent_bytes"] + shown["received_bytes"])
+
+        with started(home, user=user) as daemon:
+            ref = daemon.create(network="public", connections=9, traffic=6400)
+            once = used()
+            daemon.process.send_signal(signal.SIGTERM)
+            daemon.process.wait()
+        with started(home, user=user) as daemon:
+            assert used() == 2 * once
+            daemon.kill()
+        with started(home, user=user) as daemon:
+            assert 3 * once - 100 < used() <= 3 * once
+            daemon.call("DELETE", f"/environments/{ref}")
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ class Target:
         known: dict[str, Callable[[], str]] = {
             "environment_id": self.environment,
             "execution_id": self.execution,
+            "session_id": self.python,
             "token_id": self.token,
             "tenant": lambda: "acme",
         }
@@ -108,7 +109,7 @@ class Target:
                 values[name] = FILE if case.operation.method != "put" else "."
         if case.operation.label == "POST /images/build" and isinstance(body.get("name"), str):
             body["name"] += "-unknown"  # a known one would be built
-        if case.operation.label.endswith(("/execute", "/executions")) and body:
+        if case.operation.label.endswith(("/execute", "/executions", "/run", "/stream")) and body:
             body.setdefault("timeout", 2)
             if "command" in body and len(body) % 2:
                 for name in ("argv", "cwd", "timeout_seconds"):
@@ -131,6 +132,14 @@ class Target:
             body = {"command": "echo hello; cat", "stdin": True, "timeout": 20}
             self._execution = self.daemon.call("POST", path, body, expect=201)["execution_id"]
         return self._execution
+
+    def python(self) -> str:
+        """A session that can be used."""
+        path = f"/environments/{self.environment()}/sessions"
+        wanted = {"language": "python", "session_id": "python"}
+        if self.daemon.call("POST", path, wanted, expect=201)["state"] == "crashed":
+            self.daemon.call("POST", f"{path}/python/restart")
+        return "python"
 
     def token(self) -> str:
         made: dict[str, Any] = self.daemon.call("POST", "/tokens", {"name": "test"}, expect=201)
@@ -168,6 +177,11 @@ class Target:
     def clean(self, case: Case, response: requests.Response) -> None:
         if response.status_code == 201 and case.operation.label == "POST /environments":
             self.daemon.call("DELETE", f"/environments/{response.json()['environment_id']}")
+        if response.status_code == 201 and case.operation.label.endswith("/sessions"):
+            made = response.json()
+            self.daemon.call(
+                "DELETE", f"/environments/{made['environment_id']}/sessions/{made['session_id']}"
+            )
 
 
 @pytest.fixture(scope="module")

@@ -207,6 +207,7 @@ def test_create_sends_what_was_given(
         options = (
             "--image dev --name web -m 1g --cpus 0.5 --pids 9 --fds 64 --disk 2g --inodes 99 --lifetime 5"
         )
+        options += " --connections 7 --traffic 3g"
         options += " --idle 6 --isolation gvisor --profile strict --network none --workspace memory"
         assert main(["create", *options.split(), "-e", "A=1=2", "-e", "HERE", "-e", "NOT_HERE"]) == 0
         assert capsys.readouterr().out == "abc123abc123\n"
@@ -221,6 +222,8 @@ def test_create_sends_what_was_given(
             "fds": 64,
             "disk": "2g",
             "inodes": 99,
+            "connections": 7,
+            "traffic": "3g",
             "lifetime": 5.0,
             "idle": 6.0,
             "isolation": "gvisor",

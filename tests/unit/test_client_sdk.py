@@ -60,7 +60,7 @@ RESULT = {**ENDED, "stdout": "aGn/", "stdout_encoding": "base64", "stderr": "", 
 
 def test_the_public_names() -> None:
     """What is exported is a promise; this is all of it, and all of it is there."""
-    client = {"Client", "Environment", "Files", "Process", "Watch"}
+    client = {"Client", "Environment", "Files", "Process", "Session", "Watch"}
     expected = {"__version__"} | client | {f"Async{name}" for name in client}
     expected |= {cls.__name__ for cls in vars(errors).values() if isinstance(cls, type)}
     expected |= {

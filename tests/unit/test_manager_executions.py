@@ -14,6 +14,7 @@ from skerry.manager.commands import OUTPUT_LIMIT, OUTPUT_LIMIT_MAX, Command
 from skerry.manager.environment import Environment
 from skerry.manager.environments import EnvironmentManager
 from skerry.manager.executions import Executions
+from skerry.manager.line import WAITING_MAX
 from skerry.models import ExecutionResult, Outcome, State
 from tests.unit.stubs import (
     CALLER,
@@ -99,13 +100,11 @@ async def test_commands_of_one_shell_run_in_the_order_in_which_they_came() -> No
 @asynchronous
 async def test_too_many_waiting_for_a_shell_and_too_many_at_once() -> None:
     _, _, environment, executions, channel = await setup()
-    tasks = [
-        asyncio.create_task(executions.prepare(CALLER, shell()).run()) for _ in range(1 + module.WAITING_MAX)
-    ]
+    tasks = [asyncio.create_task(executions.prepare(CALLER, shell()).run()) for _ in range(1 + WAITING_MAX)]
     await channel.nth(1)
     with pytest.raises(Busy, match="64 commands are waiting"):
         await executions.prepare(CALLER, shell()).run()
-    assert len(executions.running) == 1 + module.WAITING_MAX
+    assert len(executions.running) == 1 + WAITING_MAX
     more = [
         executions.prepare(CALLER, Command(argv=["x"]))
         for _ in range(module.RUNNING_MAX - len(executions.running))

@@ -19,7 +19,7 @@ from skerry.failpoints import hit
 from skerry.host import plan, uids
 from skerry.host.cgroups import Cgroup, CgroupManager
 from skerry.host.launcher import Helper, Launch
-from skerry.host.network import Namespaces
+from skerry.host.network import Namespaces, identity
 from skerry.host.processes import start_time
 from skerry.ids import new_id
 
@@ -40,7 +40,12 @@ class Blank:
     user_namespace: int
     """A descriptor; -1 without root."""
     namespaces: Namespaces | None
-    """Without root: nobody can get hold of them later."""
+    """Without root: later only the guest can open them."""
+
+    @property
+    def network(self) -> list[int] | None:
+        """Without root: by which it is known again, when its guest hands it over to another daemon."""
+        return None if self.namespaces is None else identity(self.namespaces.net)
 
     def end(self) -> None:
         """Remove every trace."""

@@ -26,6 +26,8 @@ from skerry.host.trees import remove_tree
 
 BACKLOG = 16
 HELPER_NAME = "memfd:skerry-guest"
+PASS_RIGHTS = 83
+"""SO_PASSRIGHTS, which Python does not know yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,13 @@ class InstanceDirectory:
             raise not_made(self.socket_path, error) from error
         return listener
 
-    def connect(self) -> socket.socket:
-        """A stream to the guest. Raises GuestFailed."""
+    def connect(self, *, descriptors: bool = False) -> socket.socket:
+        """A stream to the guest, which can send descriptors through it only if it is asked to. Raises GuestFailed."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        if not descriptors:
+            # One that nobody takes is closed by whoever reads past it, and a socket can make its end take long.
+            with contextlib.suppress(OSError):  # Linux before 6.16 cannot refuse them
+                sock.setsockopt(socket.SOL_SOCKET, PASS_RIGHTS, 0)
         try:
             sock.setblocking(False)
             sock.connect(self.socket_path)

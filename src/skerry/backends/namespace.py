@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.blanks import READY, REFILL_AFTER, Blank, Blanks
+from skerry.backends.handover import handed_over
 from skerry.backends.instances import InstanceDirectory, Running, list_directories, not_made
 from skerry.errors import (
     EnvironmentNotFound,
@@ -116,12 +117,13 @@ class NamespaceBackend:
             blank.launch.keep()
             hit("create.kept")
             blank.cgroup.apply(policy.limits)
-            blank.directory.note({"workspace": kind, "shared": root.shared})
+            facts = {"workspace": kind, "shared": root.shared, "network": blank.network}
+            blank.directory.note(facts)
             hit("create.noted")
             await blank.launch.done()
             shared = [*root.shared, *(why for step, why in blank.launch.weaker if step == "own")]
             if shared != root.shared:
-                blank.directory.note({"workspace": kind, "shared": shared})
+                blank.directory.note({**facts, "shared": shared})
             self._live[blank.id] = _Live(
                 blank.cgroup, Running(blank.launch.pid), blank.uid_base, blank.namespaces
             )
@@ -165,8 +167,10 @@ class NamespaceBackend:
         except EnvironmentNotFound:
             running.handle.close()
             raise
-        self._live[id_] = _Live(cgroup, running, record.uid_base)
+        self._live[id_] = live = _Live(cgroup, running, record.uid_base)
         self._facts[id_] = _Facts(spec.policy, facts["workspace"], facts["shared"])
+        if not self._rootful:
+            live.namespaces = await handed_over(directory, facts.get("network"))
         return Instance(id_, facts["workspace"], "/workspace")
 
     async def connect(self, environment_id: str) -> socket.socket:
@@ -174,11 +178,16 @@ class NamespaceBackend:
 
     async def open_network(self, environment_id: str) -> Sockets:
         live = self._get(environment_id)
+        if live.namespaces is None and not self._rootful:
+            raise IsolationUnavailable(
+                "its network cannot be entered: its guest did not hand it over to this daemon",
+                hint="create a new environment",
+            )
 
         def work() -> Sockets:
             if live.namespaces is not None:
                 return catch_all(self._helper, live.namespaces)
-            namespaces = Namespaces.of(live.running.handle.pid, rootful=self._rootful)
+            namespaces = Namespaces.of(live.running.handle.pid, rootful=True)
             try:
                 return catch_all(self._helper, namespaces)
             finally:
@@ -187,10 +196,7 @@ class NamespaceBackend:
         try:
             return await asyncio.to_thread(work)
         except OSError as error:
-            raise IsolationUnavailable(
-                f"its network cannot be entered: {error.strerror}",
-                hint="without root, only the daemon that started an environment can open its network",
-            ) from error
+            raise IsolationUnavailable(f"its network cannot be entered: {error.strerror}") from error
 
     async def stop(self, environment_id: str) -> None:
         self._blanks.forget(environment_id)

@@ -58,6 +58,7 @@ VERBS = {
     "audit search": ("audit", "Find rows of the audit"),
     "audit export": ("audit", "Print the whole audit, one JSON object a line"),
     "audit verify": ("audit", "Check that no row of the audit was changed, removed or moved"),
+    "tools schema": ("tools", "Print the tools in the format of a model's API"),
     "doctor": ("service", "Check what the daemon's machine can do, and what to fix"),
     "serve": ("service", "Run the daemon in the foreground"),
     "stop": ("service", "Stop the daemon"),

@@ -8,6 +8,7 @@ from skerry.cli.options import add_environment, add_json, path_of
 from skerry.cli.parser import Verb
 from skerry.cli.terminal import ago, show_json, show_table
 from skerry.client.sync.transport import Transport
+from skerry.errors import InvalidRequest
 from skerry.policy import format_size
 
 TYPE_CHECKING = False
@@ -31,7 +32,11 @@ def _show_arguments(parser: Parser) -> None:
 
 def _set_arguments(parser: Parser) -> None:
     add_environment(parser)
-    parser.argument("network", "KIND", "none, allowlist or public")
+    parser.argument("network", "KIND", "none, allowlist or public", count="?")
+    parser.option("--connections", takes="NUMBER", convert=int, help="most connections at once")
+    parser.option(
+        "--traffic", takes="SIZE", help="most bytes sent and received, with those that were already"
+    )
     add_json(parser)
 
 
@@ -44,7 +49,10 @@ def _deny(args: SimpleNamespace) -> int:
 
 
 def _set(args: SimpleNamespace) -> int:
-    return _change(args, "PUT", "", {"network": args.network})
+    wanted = {"network": args.network, "connections": args.connections, "traffic": args.traffic}
+    if all(value is None for value in wanted.values()):
+        raise InvalidRequest("nothing is to be changed", hint="give KIND, --connections or --traffic")
+    return _change(args, "PUT", "", wanted)
 
 
 def _change(args: SimpleNamespace, method: str, path: str, body: dict[str, Any]) -> int:
@@ -62,10 +70,12 @@ def _show(args: SimpleNamespace) -> int:
     print(f"network   {found['network']}")
     if found["allow"]:
         print(f"allowed   {', '.join(found['allow'])}")
+    limits = found["limits"]
     print(
         f"traffic   {found['connections']} connections, {format_size(found['sent_bytes'])} sent,"
         f" {format_size(found['received_bytes'])} received"
     )
+    print(f"at most   {limits['connections']} connections, {format_size(limits['traffic'])}")
     if found["denials"]:
         print()
         show_table(
@@ -107,9 +117,9 @@ VERBS = {
         _deny,
     ),
     "net set": Verb(
-        "skerry net set ENV KIND",
-        "Change the kind of an environment's network: none, allowlist or public.",
-        "skerry net set web none",
+        "skerry net set [--connections NUMBER] [--traffic SIZE] ENV [KIND]",
+        "Change the kind of an environment's network (none, allowlist or public) or its limits.",
+        "skerry net set web --traffic 10g",
         _set_arguments,
         _set,
     ),

@@ -60,6 +60,8 @@ def add_limits(parser: Parser) -> None:
     option("--fds", takes="NUMBER", convert=int, help="most open files of a process")
     option("--disk", takes="SIZE", help="size of /workspace, e.g. 2g")
     option("--inodes", takes="NUMBER", convert=int, help="most files in /workspace")
+    option("--connections", takes="NUMBER", convert=int, help="most connections out of it at once")
+    option("--traffic", takes="SIZE", help="most bytes that it sends and receives, e.g. 10g")
     option("--lifetime", takes="SECONDS", convert=float, help="delete it after this long")
     option("--idle", takes="SECONDS", convert=float, help="delete it after this long without activity")
     option("--isolation", takes="KIND", help="at least this: namespace, gvisor, microvm")
@@ -78,6 +80,8 @@ _LIMITS = (
     "fds",
     "disk",
     "inodes",
+    "connections",
+    "traffic",
     "lifetime",
     "idle",
     "isolation",

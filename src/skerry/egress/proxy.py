@@ -26,11 +26,13 @@ from typing import Any
 
 from skerry.egress import dns
 from skerry.egress.addresses import Address
+from skerry.egress.limits import SURPLUS_MAX, Meter
 from skerry.egress.names import canonical
 from skerry.egress.relay import Relay
 from skerry.egress.rules import Rules
 from skerry.egress.sniff import WEB, Refused, Screen, looks_like_http, looks_like_tls
 from skerry.errors import SkerryError
+from skerry.policy import Limits
 
 STANDING_FOR = ipaddress.ip_network("198.18.0.0/15")
 NAMES_MAX = 10_000
@@ -56,16 +58,6 @@ _ACCESS_DENIED = bytes((21, 3, 1, 0, 2, 2, 49))
 """TLS: a fatal alert."""
 
 Resolve = Callable[[str], Awaitable[list[Address]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Of one environment."""
-
-    connections_max: int = 1024
-    """At once."""
-    bytes_max: int | None = None
-    """Sent and received, as long as it lives."""
 
 
 @dataclass(slots=True)
@@ -128,7 +120,7 @@ class Proxy:
         udp: list[socket.socket],
         witness: Witness,
         resolve: Resolve,
-        limits: Limits | None = None,
+        meter: Meter,
     ) -> None:
         """The sockets must not block, and are the proxy's from now on."""
         self.rules = rules
@@ -136,9 +128,9 @@ class Proxy:
         self.denied = 0
         """How often something was refused."""
         self.connections: set[Connection] = set()
-        self.sent = self.received = 0
-        self._limits = limits or Limits()
-        self._spent = False
+        self._surplus: set[Connection] = set()
+        """Those for which there is no place, and which are told so."""
+        self._meter = meter
         self._witness = witness
         self._tell = float(TOLD_AT_ONCE)
         self._told_at = time.monotonic()
@@ -157,13 +149,19 @@ class Proxy:
         for asked in udp:
             self._loop.add_reader(asked, self._take_queries, asked)
 
-    def change(self, rules: Rules) -> None:
-        """From now on these count, also for connections that are open."""
+    def change(self, rules: Rules, limits: Limits) -> None:
+        """From now on these count, also for connections that are open: of too many, the oldest stay."""
         self.rules = rules
-        for connection in tuple(self.connections):
-            if connection.verdict == "allowed" and self._why_not(connection) and connection.task is not None:
+        self._meter.change(limits)
+        kept = 0
+        for connection in sorted(self.connections, key=lambda each: each.began):
+            if connection.verdict != "allowed" or connection.task is None:
+                continue
+            if self._why_not(connection) or kept >= limits.connections:
                 connection.verdict = "cut: not allowed any more"
                 connection.task.cancel()
+            else:
+                kept += 1
 
     async def close(self) -> None:
         """End every connection, and close the sockets."""
@@ -172,7 +170,7 @@ class Proxy:
             if one.fileno() >= 0:
                 self._loop.remove_reader(one)
                 one.close()
-        connections = (each.task for each in self.connections if each.task is not None)
+        connections = (each.task for each in self.connections | self._surplus if each.task is not None)
         tasks: list[asyncio.Task[None] | asyncio.Task[list[Address]]]
         tasks = [*self._queries, *self._looking.values(), *connections]
         for task in tasks:
@@ -218,7 +216,8 @@ class Proxy:
             self._deny(name, 0, reason)
             return dns.NO_SUCH_NAME, None, _words(reason, name)
         try:
-            if not await self._addresses(name):
+            # With no traffic left nobody is asked; it is told when it connects, which most programs show.
+            if not self._meter.spent() and not await self._addresses(name):
                 return dns.NO_SUCH_NAME, None, ""
         except OSError:
             return dns.SERVER_FAILURE, None, ""
@@ -282,12 +281,13 @@ class Proxy:
                 continue
             name = self._names.get(address) if isinstance(address, IPv4Address) else None
             connection = Connection(name or str(address), port, None if name else address)
-            if len(self.connections) >= self._limits.connections_max:
-                self._deny(connection.host, port, "there are too many connections at once")
+            full = self._meter.enter(len(self.connections))
+            if full and len(self._surplus) >= SURPLUS_MAX:
+                self._deny(connection.host, port, full)
                 _close(client, reset=True)
                 continue
-            self.connections.add(connection)
-            connection.task = self._loop.create_task(self._serve(client, connection, name))
+            (self._surplus if full else self.connections).add(connection)
+            connection.task = self._loop.create_task(self._serve(client, connection, name, full))
             # Not by the task itself: one that is cancelled at once never begins.
             connection.task.add_done_callback(partial(self._ended, client, connection))
 
@@ -295,8 +295,13 @@ class Proxy:
         if not self._closed:
             self._loop.add_reader(listener, self._accept, listener)
 
-    async def _serve(self, client: socket.socket, connection: Connection, name: str | None) -> None:
+    async def _serve(
+        self, client: socket.socket, connection: Connection, name: str | None, full: str
+    ) -> None:
+        """`full`: why there is no place for it."""
         try:
+            if full:
+                raise _Denied(full)
             await self._carry(client, connection, name)
         except _Denied as denied:
             await self._refuse(client, connection, str(denied), None)
@@ -305,6 +310,7 @@ class Proxy:
             await self._refuse(client, connection, reason, refused.protocol)
         except _Cut as cut:
             connection.verdict = f"cut: {cut}"
+            self._deny(connection.host, connection.port, str(cut))
         except (OSError, SkerryError) as error:
             connection.verdict = f"failed: {error}"
         except asyncio.CancelledError:
@@ -315,15 +321,16 @@ class Proxy:
     def _ended(self, client: socket.socket, connection: Connection, _: asyncio.Task[None]) -> None:
         # What was broken off must not look as if it had come to its end.
         _close(client, reset=connection.verdict.startswith(("cut", "failed")))
-        self.connections.discard(connection)
+        if connection in self.connections:
+            self.connections.discard(connection)
+            self._meter.leave()
+        self._surplus.discard(connection)
         if connection.opened:
             self._witness.closed(connection)
 
     async def _carry(self, client: socket.socket, connection: Connection, name: str | None) -> None:
         """Raises _Denied, Refused, _Cut, OSError, SkerryError."""
-        if self._spent:
-            raise _Denied(f"the {self._limits.bytes_max} bytes that it may send and receive are used up")
-        if reason := self._why_not(connection):
+        if reason := self._meter.spent() or self._why_not(connection):
             raise _Denied(reason)
         if connection.address is None:
             assert name is not None
@@ -393,12 +400,8 @@ class Proxy:
 
     def _count(self, connection: Connection, sent: int, received: int) -> None:
         """Raises _Cut."""
-        allowed = self._limits.bytes_max
-        if self._spent or (allowed is not None and self.sent + self.received + sent + received > allowed):
-            self._spent = True
-            raise _Cut(f"the {allowed} bytes that it may send and receive are used up")
-        self.sent += sent
-        self.received += received
+        if not self._meter.count(sent, received):
+            raise _Cut(self._meter.spent())
         connection.sent += sent
         connection.received += received
 

@@ -41,6 +41,8 @@ from skerry.models import FileInfo
 WINDOW = 256 * 1024
 """Bytes of output of one stream that may be under way: what a slow reader can cost the daemon."""
 STDIN_WINDOW = 65536
+REPLIES = 3
+"""The stream of a program that was started with `replies`, beside 1 (stdout) and 2 (stderr)."""
 READ_MAX = frames.PAYLOAD_MAX
 WRITE_MAX = 120 * 1024
 START_MAX = frames.PAYLOAD_MAX
@@ -84,6 +86,8 @@ class Start:
     pty: tuple[int, int] | None = None
     output_limit: int | None = None
     keep: bool = False
+    replies: bool = False
+    """Whether its descriptor 9 is a third stream, of which a piece comes behind all output that was written before."""
 
     def encode(self) -> bytes:
         """The payload of START. Raises InvalidRequest when it is too large or holds a NUL."""
@@ -104,6 +108,7 @@ class Start:
                 raise InvalidRequest("a command, its arguments and its environment cannot hold a NUL byte")
             pieces.append(frames.field(tag, data))
         flags = Flag.STDIN * self.stdin | Flag.PTY * (self.pty is not None) | Flag.KEEP * self.keep
+        flags |= Flag.REPLIES * self.replies
         pieces.append(frames.field(Tag.FLAGS, struct.pack("<I", flags)))
         if self.uid is not None:
             pieces.append(frames.field(Tag.USER, struct.pack("<II", self.uid, self.uid)))
@@ -145,7 +150,7 @@ class GuestProcessInfo(NamedTuple):
 class GuestProcess:
     """One execution, as seen through the channel that started it or attached to it."""
 
-    def __init__(self, channel: Channel, id_: int, *, attaching: bool = False) -> None:
+    def __init__(self, channel: Channel, id_: int, *, attaching: bool = False, replies: bool = False) -> None:
         self.id = id_
         self.pid = 0
         self._channel = channel
@@ -156,9 +161,9 @@ class GuestProcess:
         self._exit: asyncio.Future[Exit] = loop.create_future()
         self._killed: asyncio.Future[None] | None = None
         self._output: deque[tuple[int, bytes | bytearray]] = deque()
-        self._credit = {1: WINDOW, 2: WINDOW}
+        self._credit = {1: WINDOW, 2: WINDOW} | ({REPLIES: WINDOW} if replies else {})
         """What the guest may still send of each stream."""
-        self._taken = {1: 0, 2: 0}
+        self._taken = dict.fromkeys(self._credit, 0)
         """What was taken since the guest was last given credit for it."""
         self._waiter: asyncio.Future[None] | None = None
         self._stdin_credit = STDIN_WINDOW
@@ -168,7 +173,7 @@ class GuestProcess:
             future.add_done_callback(_retrieve)
 
     async def output(self) -> AsyncIterator[tuple[int, bytes]]:
-        """(1 or 2, bytes) as they come. Taking them lets the guest send as much again."""
+        """(1, 2 or REPLIES, bytes) as they come. Taking them lets the guest send as much again."""
         while True:
             while self._output:
                 stream, data = self._output.popleft()
@@ -276,7 +281,7 @@ class GuestProcess:
 
     def _on_output(self, payload: bytes) -> bool:
         stream, size = (payload[0] if payload else 0), len(payload) - 1
-        if stream not in (1, 2):
+        if stream not in self._credit:
             raise ProtocolError("output of an unknown stream")
         self._credit[stream] -= size
         if self._credit[stream] < 0:
@@ -373,7 +378,7 @@ class Channel(asyncio.Protocol):
         for _ in range(PROCESSES_MAX):
             self.check_open()
             self._last_process = self._last_process % (REQUESTS - 1) + 1
-            process = GuestProcess(self, self._last_process)
+            process = GuestProcess(self, self._last_process, replies=start.replies)
             self._processes[process.id] = process
             self._useless = 0
             self.send(Type.START, process.id, payload)

@@ -37,6 +37,7 @@ class Type(IntEnum):
     FORGET = 10
     PING = 11
     SHUTDOWN = 12
+    NETWORK = 13
     STAY = 14
     FILE_READ = 20
     FILE_WRITE = 21
@@ -83,6 +84,7 @@ class Flag(IntEnum):
     KEEP = 4
     TRUNCATE = 8
     PARENTS = 16
+    REPLIES = 32
 
 
 class Frame(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from socket import AF_INET, AF_INET6, IPPROTO_TCP, IPPROTO_UDP
+from socket import AF_INET, IPPROTO_TCP, IPPROTO_UDP
 
 ROUTE, NETFILTER = 0, 12
 """Protocols of netlink."""
@@ -34,7 +34,7 @@ _TABLE = b"skerry\0"
 _CHAIN = b"output\0"
 
 
-def routes() -> bytes:
+def routes(families: Iterable[int]) -> bytes:
     """Everything is here."""
     return b"".join(
         _message(
@@ -45,14 +45,14 @@ def routes() -> bytes:
             )
             + _attribute(_OUT_DEVICE, struct.pack("=I", _LOOPBACK)),
         )
-        for family in (AF_INET, AF_INET6)
+        for family in families
     )
 
 
-def redirections(tcp_port: int, dns_port: int) -> bytes:
+def redirections(families: Iterable[int], tcp_port: int, dns_port: int) -> bytes:
     """TCP goes to one port, and DNS to another, on loopback."""
     messages = [_batch(_BATCH_BEGIN)]
-    for family in (AF_INET, AF_INET6):
+    for family in families:
         # A table that is there, an earlier daemon's, goes; one can only be deleted if it is there.
         for kind in (_NEW_TABLE, _DELETE_TABLE, _NEW_TABLE):
             messages.append(_netfilter(kind, family, _attribute(1, _TABLE)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import socket
 import struct
@@ -12,7 +14,9 @@ from skerry.host import netlink
 from skerry.host.launcher import Helper, spawn
 
 DNS_PORT = 53
+_LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000
+_GET_OWNER = 0xB701  # NS_GET_USERNS of linux/nsfs.h
 _SECONDS = 10.0
 
 
@@ -26,10 +30,13 @@ class Namespaces:
     @classmethod
     def of(cls, pid: int, *, rootful: bool) -> Namespaces:
         """Of a process that may be looked at. Raises OSError."""
-        flags = os.O_RDONLY | os.O_CLOEXEC
-        net = os.open(f"/proc/{pid}/ns/net", flags)
+        return cls.around(os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC), rootful=rootful)
+
+    @classmethod
+    def around(cls, net: int, *, rootful: bool) -> Namespaces:
+        """A network, whose descriptor is taken, and the user namespace that owns it. Raises OSError."""
         try:
-            return cls(-1 if rootful else os.open(f"/proc/{pid}/ns/user", flags), net)
+            return cls(-1 if rootful else fcntl.ioctl(net, _GET_OWNER), net)
         except OSError:
             os.close(net)
             raise
@@ -38,6 +45,12 @@ class Namespaces:
         for fd in (self.user, self.net):
             if fd >= 0:
                 os.close(fd)
+
+
+def identity(net: int) -> list[int]:
+    """What tells a network from all others, for as long as it is there. Raises OSError."""
+    found = os.fstat(net)
+    return [found.st_dev, found.st_ino]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,46 +88,65 @@ def _prepare(control: socket.socket, namespaces: Namespaces) -> Sockets:
         if namespaces.user >= 0:
             _ask(control, "entering its user namespace", b"e", _NEW_USER, fd=namespaces.user)
         _ask(control, "entering its network", b"e", _NEW_NET, fd=namespaces.net)
-        tcp = _socket(control, socket.SOCK_STREAM, socket.AF_INET, "127.0.0.1", 0)
-        made.append(tcp)
-        port = tcp.getsockname()[1]
-        made.append(_socket(control, socket.SOCK_STREAM, socket.AF_INET6, "::1", port))
-        made.append(_socket(control, socket.SOCK_DGRAM, socket.AF_INET, "127.0.0.1", DNS_PORT))
-        made.append(_socket(control, socket.SOCK_DGRAM, socket.AF_INET6, "::1", DNS_PORT))
+        families = [socket.AF_INET, socket.AF_INET6] if _has_ipv6(control) else [socket.AF_INET]
+        port = 0
+        for family in families:
+            made.append(_socket(control, socket.SOCK_STREAM, family, port))
+            port = made[0].getsockname()[1]
+        made += [_socket(control, socket.SOCK_DGRAM, family, DNS_PORT) for family in families]
         # Before there is a way out there is somebody at its end.
-        _ask(
-            control, "redirecting connections", b"n", netlink.NETFILTER, netlink.redirections(port, DNS_PORT)
-        )
-        _ask(control, "adding routes", b"n", netlink.ROUTE, netlink.routes())
+        redirections = netlink.redirections(families, port, DNS_PORT)
+        _ask(control, "redirecting connections", b"n", netlink.NETFILTER, redirections)
+        _ask(control, "adding routes", b"n", netlink.ROUTE, netlink.routes(families))
     except BaseException:
         for one in made:
             one.close()
         raise
-    return Sockets(made[:2], made[2:])
+    half = len(families)
+    return Sockets(made[:half], made[half:])
 
 
-def _socket(control: socket.socket, kind: int, family: int, host: str, port: int) -> socket.socket:
+def _has_ipv6(control: socket.socket) -> bool:
+    """Not every machine has it. Where nothing has an address of it, nothing can be sent by it either."""
+    code, fd = _request(control, b"s", socket.SOCK_DGRAM, _address(socket.AF_INET6, 0))
+    if fd >= 0:
+        os.close(fd)
+    return code not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+
+
+def _socket(control: socket.socket, kind: int, family: socket.AddressFamily, port: int) -> socket.socket:
+    what = f"listening on {_LOOPBACK[family]} port {port or 'any'}"
+    return socket.socket(fileno=_ask(control, what, b"s", kind, _address(family, port)))
+
+
+def _address(family: socket.AddressFamily, port: int) -> bytes:
+    """Of loopback, as the kernel wants it."""
+    packed = socket.inet_pton(family, _LOOPBACK[family])
     if family == socket.AF_INET:
-        address = struct.pack("=H", family) + struct.pack(">H", port) + socket.inet_aton(host) + bytes(8)
-    else:
-        packed = socket.inet_pton(family, host)
-        address = struct.pack("=H", family) + struct.pack(">HI", port, 0) + packed + bytes(4)
-    fd = _ask(control, f"listening on {host} port {port or 'any'}", b"s", kind, address)
-    return socket.socket(fileno=fd)
+        return struct.pack("=H", family) + struct.pack(">H", port) + packed + bytes(8)
+    return struct.pack("=H", family) + struct.pack(">HI", port, 0) + packed + bytes(4)
 
 
 def _ask(
     control: socket.socket, what: str, request: bytes, number: int, data: bytes = b"", fd: int = -1
 ) -> int:
     """The descriptor in the answer, or -1. Raises IsolationUnavailable."""
-    socket.send_fds(control, [request + struct.pack("<I", number) + data], [] if fd < 0 else [fd])
-    # Not by recv_fds, which forgets the flag: no program that is started meanwhile may get the descriptor.
-    answer, ancillary, _, _ = control.recvmsg(4, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
-    fds = [struct.unpack("=i", data)[0] for _, kind, data in ancillary if kind == socket.SCM_RIGHTS]
-    code = struct.unpack("<I", answer)[0] if len(answer) == 4 else 5
+    code, found = _request(control, request, number, data, fd)
     if code:
         raise IsolationUnavailable(
             f"{what} failed: {os.strerror(code)}",
             hint="a network needs netfilter (nf_tables with nat) in the kernel; `skerry doctor` checks it",
         )
-    return int(fds[0]) if fds else -1
+    return found
+
+
+def _request(
+    control: socket.socket, request: bytes, number: int, data: bytes, fd: int = -1
+) -> tuple[int, int]:
+    """The error in the answer, or 0, and the descriptor, or -1."""
+    socket.send_fds(control, [request + struct.pack("<I", number) + data], [] if fd < 0 else [fd])
+    # Not by recv_fds, which forgets the flag: no program that is started meanwhile may get the descriptor.
+    answer, ancillary, _, _ = control.recvmsg(4, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+    fds = [struct.unpack("=i", data)[0] for _, kind, data in ancillary if kind == socket.SCM_RIGHTS]
+    code = struct.unpack("<I", answer)[0] if len(answer) == 4 else errno.EIO
+    return code, fds[0] if fds else -1

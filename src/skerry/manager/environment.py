@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import asdict, dataclass, field
 
 from skerry.backends.base import Backend, Instance
+from skerry.egress.limits import Traffic
 from skerry.errors import EnvironmentEnded
 from skerry.images.store import Image
 from skerry.manager.audit import Subject
@@ -56,6 +57,7 @@ class Environment:
     instance: Instance | None = None
     executions: Executions | None = None
     network: Network | None = None
+    traffic: Traffic = field(default_factory=Traffic)
     preset_variables: dict[str, str] = field(default_factory=dict)
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Of its network: one after the other."""

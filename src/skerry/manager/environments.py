@@ -40,7 +40,7 @@ from skerry.manager.commands import check_variables
 from skerry.manager.environment import Environment
 from skerry.manager.executions import Executions
 from skerry.manager.lifecycle import Lifecycle
-from skerry.manager.network import NOTHING, Networks, with_network, with_rules
+from skerry.manager.network import Networks, describe, with_network, with_rules
 from skerry.manager.pools import Pools, Settings
 from skerry.manager.reaper import Clock, Lease
 from skerry.manager.records import NOT_STARTED, Key, Records
@@ -303,16 +303,30 @@ class EnvironmentManager:
         if environment.network is None:
             return rows
         by = "a network namespace whose only way out is our proxy"
-        proxied = Enforcement("network", True, environment.policy.network, by)
-        return [proxied if row.name == "network" else row for row in rows]
+        limits = environment.policy.limits
+        return [
+            *(row for row in rows if row.name != "network"),
+            Enforcement("network", True, environment.policy.network, by),
+            Enforcement("connections", True, str(limits.connections), "our proxy"),
+            Enforcement("traffic", True, str(limits.traffic), "our proxy"),
+        ]
 
     async def set_network(
-        self, caller: Caller, ref: str, network: str, allow: Collection[str] | None
+        self,
+        caller: Caller,
+        ref: str,
+        *,
+        network: str | None = None,
+        allow: Collection[str] | None = None,
+        connections: int | None = None,
+        traffic: int | str | None = None,
     ) -> None:
-        """Another kind of network, with these rules, or with those that it has. See `change_network`."""
+        """Another kind of network, other rules, other limits; None leaves each as it is. See `change_network`."""
         environment, executions = self.running(caller, ref)
         async with environment.changing:
-            policy = with_network(environment.policy, network, allow)
+            policy = with_network(
+                environment.policy, network, allow, connections=connections, traffic=traffic
+            )
             await self._networks.change(caller, environment, executions, policy)
 
     async def change_network(
@@ -328,10 +342,8 @@ class EnvironmentManager:
             await self._networks.change(caller, environment, executions, policy)
 
     def network(self, caller: Caller, ref: str) -> dict[str, Any]:
-        """What it may reach, what it has sent and received, and what it was refused."""
-        environment = self.find(caller, ref)
-        told = NOTHING if environment.network is None else environment.network.told
-        return {"network": environment.policy.network, "allow": list(environment.policy.allow), **told}
+        """What it may reach and how much, what it has sent and received, and what it was refused."""
+        return describe(self.find(caller, ref))
 
     async def usage(self, caller: Caller, ref: str) -> Usage:
         """What the kernel has counted; for one that has ended, until then."""

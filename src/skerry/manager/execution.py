@@ -19,7 +19,8 @@ from skerry.manager.output import STDERR, STDOUT, Entry, Kept, Tap, joined
 from skerry.models import ExecutionInfo, ExecutionResult, Outcome, Usage
 
 if TYPE_CHECKING:
-    from skerry.manager.executions import Executions, Line
+    from skerry.manager.executions import Executions
+    from skerry.manager.line import Line
     from skerry.store.executions import ExecutionRecord
 
 KILL_GRACE = 10.0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
-from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from skerry.backends.base import Backend, Sample
@@ -17,54 +16,18 @@ from skerry.manager.audit import Act, Subject
 from skerry.manager.caller import Caller
 from skerry.manager.commands import OUTPUT_LIMIT, Command
 from skerry.manager.execution import READER_GRACE, Execution
+from skerry.manager.line import Line
 from skerry.manager.output import Head, Kept, Log, Recent
 from skerry.manager.records import Records
+from skerry.manager.sessions import Sessions
 from skerry.models import Outcome, Usage
 from skerry.store.executions import ExecutionRecord
 
 RUNNING_MAX = 256
-WAITING_MAX = 64
 REMEMBERED_MAX = 32
 RECENT_LIMIT = 64 << 10
 LARGE_MAX = 128 << 20
 """Bytes of output, beyond the usual limit of each, that all executions of the daemon together may hold."""
-
-
-class Line:
-    """The queue before one shell: one command runs, the others wait in the order in which they came."""
-
-    def __init__(self) -> None:
-        self._busy = False
-        self._waiting: deque[asyncio.Future[bool]] = deque()
-
-    @property
-    def empty(self) -> bool:
-        return not self._busy
-
-    def join(self) -> asyncio.Future[bool] | None:
-        """None: it is your turn. Else a place that becomes True when it is; set it to False to give it up.
-
-        Raises Busy when too many wait.
-        """
-        if not self._busy:
-            self._busy = True
-            return None
-        if sum(not place.done() for place in self._waiting) >= WAITING_MAX:
-            raise Busy(
-                f"{WAITING_MAX} commands are waiting for this shell", hint="wait, or use another shell"
-            )
-        place: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
-        return place
-
-    def leave(self) -> None:
-        """The one whose turn it was is done."""
-        while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(True)
-                return
-        self._busy = False
 
 
 class Executions:
@@ -101,6 +64,7 @@ class Executions:
         self.running: dict[str, Execution] = {}
         self._remembered: dict[str, Execution] = {}
         self._lines: dict[str, Line] = {}
+        self.sessions = Sessions(self)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def act(self, caller: Caller, action: str, detail: dict[str, Any], *, begun: bool = False) -> Act:
@@ -166,7 +130,11 @@ class Executions:
     def follow(self, execution: Execution) -> None:
         """Run a started execution to its end in a task of its own, and remember it."""
         self._remembered[execution.id] = execution
-        task = asyncio.create_task(execution.finish())
+        self.spawn(execution.finish())
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Something that goes on by itself, at most as long as the environment does."""
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

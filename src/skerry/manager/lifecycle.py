@@ -219,7 +219,8 @@ class Lifecycle:
             if environment.watching is not None:
                 environment.watching.cancel()
             if environment.recorded:
-                await self._write_deleting(environment)
+                # From here on there is no way back, for the next daemon neither.
+                await self._write(environment, State.DELETING)
             hit("delete.noted")
             try:
                 if environment.executions is not None:
@@ -249,11 +250,10 @@ class Lifecycle:
             environment.pool.released(environment.id)
         log.info("ended", environment=environment.id, reason=environment.reason)
 
-    async def _write_deleting(self, environment: Environment) -> None:
-        """From here on there is no way back, for the next daemon neither. A store that cannot be written is no
-        reason to keep it."""
+    async def _write(self, environment: Environment, state: State) -> None:
+        """A store that cannot be written is no reason to stop."""
         try:
-            await self._records.changed(environment, State.DELETING)
+            await self._records.changed(environment, state)
         except SkerryError as error:
             log.error("not written down", environment=environment.id, error=str(error))
 
@@ -281,9 +281,12 @@ class Lifecycle:
             await asyncio.wait((environment.ending,))
         if environment.watching is not None:
             environment.watching.cancel()
+        running = environment.state is State.RUNNING
         environment.state = State.DELETING  # that its channel closes is no news
         if environment.network is not None:
             await environment.network.close()
+            if running:
+                await self._write(environment, State.RUNNING)  # with what its connections have sent until now
         if environment.executions is not None:
             await environment.executions.let_go()
 

@@ -11,6 +11,7 @@ import structlog
 
 from skerry.egress import presets
 from skerry.egress.addresses import Ranges
+from skerry.egress.limits import Meter
 from skerry.egress.presets import Preset
 from skerry.egress.proxy import Connection, Denial, Proxy, Witness, resolve
 from skerry.egress.rules import Rules
@@ -19,7 +20,7 @@ from skerry.guest.channel import WRITE_MAX
 from skerry.manager.audit import Act, Subject, note
 from skerry.manager.caller import Caller
 from skerry.models import State
-from skerry.policy import Policy
+from skerry.policy import Limits, Policy
 
 if TYPE_CHECKING:
     from skerry.guest.channel import Channel
@@ -75,37 +76,53 @@ def _checked(text: str) -> str:
 class Network:
     """Made when an environment first gets a network; it stays until the environment ends."""
 
-    def __init__(
-        self, records: Records, tenant: str, subject: Subject, sockets: Sockets, rules: Rules
-    ) -> None:
-        self._witness = _Audited(records, Caller(tenant=tenant, peer="environment"), subject)
-        self._proxy = Proxy(rules, sockets.tcp, sockets.udp, self._witness, resolve)
+    def __init__(self, records: Records, environment: Environment, sockets: Sockets, rules: Rules) -> None:
+        def note_traffic() -> None:
+            if environment.state is State.RUNNING:
+                note(records.changed(environment, State.RUNNING))
 
-    def change(self, rules: Rules) -> None:
-        self._proxy.change(rules)
+        caller = Caller(tenant=environment.tenant, peer="environment")
+        witness = _Audited(records, caller, environment.subject)
+        meter = Meter(environment.policy.limits, environment.traffic, note=note_traffic)
+        self._proxy = Proxy(rules, sockets.tcp, sockets.udp, witness, resolve, meter)
+
+    @property
+    def rules(self) -> Rules:
+        return self._proxy.rules
+
+    def change(self, rules: Rules, limits: Limits) -> None:
+        self._proxy.change(rules, limits)
 
     @property
     def told(self) -> dict[str, Any]:
-        """What it has done so far."""
-        proxy = self._proxy
+        """What it does, and what it has refused."""
         return {
-            "connections": len(proxy.connections),
-            "sent_bytes": proxy.sent,
-            "received_bytes": proxy.received,
-            "denials": [asdict(denial) for denial in proxy.denials],
+            "connections": len(self._proxy.connections),
+            "denials": [asdict(denial) for denial in self._proxy.denials],
         }
 
     async def close(self) -> None:
         await self._proxy.close()
 
 
-NOTHING: dict[str, Any] = {"connections": 0, "sent_bytes": 0, "received_bytes": 0, "denials": []}
+def describe(environment: Environment) -> dict[str, Any]:
+    """What it may reach and how much, what it has sent and received, and what it was refused."""
+    policy, network = environment.policy, environment.network
+    return {
+        "network": policy.network,
+        "allow": list(policy.allow),
+        "limits": {"connections": policy.limits.connections, "traffic": policy.limits.traffic},
+        "sent_bytes": environment.traffic.sent,
+        "received_bytes": environment.traffic.received,
+        **({"connections": 0, "denials": []} if network is None else network.told),
+    }
 
 
-def with_network(policy: Policy, network: str, allow: Collection[str] | None) -> Policy:
-    """Another kind of network; None: with the rules that there are. Raises InvalidRequest."""
-    kept = policy.allow if allow is None and network == "allowlist" else tuple(dict.fromkeys(allow or ()))
-    return replace(policy, network=network, allow=kept)
+def with_network(policy: Policy, network: str | None, allow: Collection[str] | None, **limits: Any) -> Policy:
+    """Another kind of network, other rules, other limits; None leaves each as it is. Raises InvalidRequest."""
+    kind = policy.network if network is None else network
+    kept = policy.allow if allow is None and kind == "allowlist" else tuple(dict.fromkeys(allow or ()))
+    return replace(policy, network=kind, allow=kept, limits=policy.limits.changed(limits))
 
 
 def with_rules(policy: Policy, add: Collection[str], remove: Collection[str]) -> Policy:
@@ -142,9 +159,7 @@ class Networks:
         meaning = await self.understand(environment.policy)
         await self._prepare(environment, channel, meaning)
         sockets = await environment.backend.open_network(environment.id)
-        environment.network = Network(
-            self._records, environment.tenant, environment.subject, sockets, meaning.rules
-        )
+        environment.network = Network(self._records, environment, sockets, meaning.rules)
 
     async def reopen(self, environment: Environment, executions: Executions) -> None:
         """As it was before this daemon; or none, which `info` tells."""
@@ -165,17 +180,26 @@ class Networks:
         Raises InvalidRequest, IsolationUnavailable, StoreUnavailable.
         """
         meaning = await self.understand(policy)
-        told = {"network": policy.network, "allow": list(policy.allow)}
+        limits = policy.limits
+        told = {
+            "network": policy.network,
+            "allow": list(policy.allow),
+            "connections": limits.connections,
+            "traffic": limits.traffic,
+        }
         async with executions.act(caller, "network.set", told):
             before, environment.policy = environment.policy, policy
+            rules = None if environment.network is None else environment.network.rules
             try:
                 if environment.network is not None:
-                    environment.network.change(meaning.rules)
+                    environment.network.change(meaning.rules, limits)
                     await self._prepare(environment, executions.channel, meaning)
                 elif policy.network != "none":
                     await self.open(environment, executions.channel)
-            except SkerryError:
+            except BaseException:
                 environment.policy = before
+                if environment.network is not None and rules is not None:
+                    environment.network.change(rules, before.limits)
                 raise
             executions.variables = environment.base_variables()
             await self._records.changed(environment, State.RUNNING)

@@ -94,6 +94,15 @@ def policy_of(record: EnvironmentRecord) -> Policy:
     return Policy(**{**raw, "allow": tuple(raw.get("allow", ()))})
 
 
+def _instance(environment: Environment) -> dict[str, Any]:
+    """What goes on where it was when another daemon takes over."""
+    return {
+        "expires": since_boot() + environment.lease.remaining,
+        "sent": environment.traffic.sent,
+        "received": environment.traffic.received,
+    }
+
+
 class StoredRecords:
     """In a store that several daemons may share: rows carry the host that they are of."""
 
@@ -124,7 +133,7 @@ class StoredRecords:
             active_at=environment.created_at,
             expires_at=environment.expires_at,
             boot_id=self._boot,
-            instance={"expires": since_boot() + environment.lease.remaining},
+            instance=_instance(environment),
             created_by=environment.created_by,
         )
         key = environment.key
@@ -157,7 +166,7 @@ class StoredRecords:
             "active_at": now,
             "expires_at": environment.expires_at,
             "policy": asdict(environment.policy),
-            "instance": {"expires": since_boot() + environment.lease.remaining},
+            "instance": _instance(environment),
         }
         ended = state is State.ENDED
         if state is not State.RUNNING:

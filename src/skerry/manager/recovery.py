@@ -15,6 +15,7 @@ import structlog
 
 from skerry.backends.base import Backend, InstanceSpec
 from skerry.backends.registry import Registry
+from skerry.egress.limits import Traffic
 from skerry.errors import EnvironmentNotFound, LaunchFailed, SkerryError
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel
@@ -179,6 +180,7 @@ class Recovery:
             variables=record.variables,
             created_at=record.created_at,
             expires_at=record.expires_at,
+            traffic=Traffic(record.instance.get("sent", 0), record.instance.get("received", 0)),
         )
         environment.lease = Lease(self._clock, record.lifetime, record.idle, environment.busy)
         environment.recorded = True

@@ -38,7 +38,7 @@ class EnvironmentRecord:
     boot_id: str = ""
     """Of the host, when its instance was started."""
     instance: dict[str, Any] = field(default_factory=dict)
-    """What its backend needs to find it again."""
+    """What is needed to go on with it where it was."""
     created_by: str = ""
     """`token <id>` or `uid <n>`, say."""
     usage: dict[str, Any] | None = None

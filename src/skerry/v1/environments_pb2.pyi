@@ -85,6 +85,8 @@ class CreateEnvironmentRequest(_message.Message):
     ENV_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     ALLOW_FIELD_NUMBER: _builtins.int
+    CONNECTIONS_FIELD_NUMBER: _builtins.int
+    TRAFFIC_FIELD_NUMBER: _builtins.int
     image: _builtins.str
     """Name, or beginning of a digest; without it, `host`: the daemon's machine's own programs, read-only."""
     name: _builtins.str
@@ -116,6 +118,10 @@ class CreateEnvironmentRequest(_message.Message):
     """Any text that only this request has. Repeated with it, within a day, the request makes no second environment:
     the answer is the first one.
     """
+    connections: _builtins.int
+    """Out of it, at once."""
+    traffic: _builtins.int
+    """Bytes that it sends and receives over its network, as long as it lives."""
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Variables of everything that runs in it."""
@@ -144,11 +150,15 @@ class CreateEnvironmentRequest(_message.Message):
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         idempotency_key: _builtins.str = ...,
         allow: _abc.Iterable[_builtins.str] | None = ...,
+        connections: _builtins.int | None = ...,
+        traffic: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_disk", b"_disk", "_fds", b"_fds", "_idle", b"_idle", "_image", b"_image", "_inodes", b"_inodes", "_isolation", b"_isolation", "_lifetime", b"_lifetime", "_memory", b"_memory", "_name", b"_name", "_network", b"_network", "_pids", b"_pids", "_profile", b"_profile", "_workspace", b"_workspace", "cpus", b"cpus", "disk", b"disk", "fds", b"fds", "idle", b"idle", "image", b"image", "inodes", b"inodes", "isolation", b"isolation", "lifetime", b"lifetime", "memory", b"memory", "name", b"name", "network", b"network", "pids", b"pids", "profile", b"profile", "workspace", b"workspace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_connections", b"_connections", "_cpus", b"_cpus", "_disk", b"_disk", "_fds", b"_fds", "_idle", b"_idle", "_image", b"_image", "_inodes", b"_inodes", "_isolation", b"_isolation", "_lifetime", b"_lifetime", "_memory", b"_memory", "_name", b"_name", "_network", b"_network", "_pids", b"_pids", "_profile", b"_profile", "_traffic", b"_traffic", "_workspace", b"_workspace", "connections", b"connections", "cpus", b"cpus", "disk", b"disk", "fds", b"fds", "idle", b"idle", "image", b"image", "inodes", b"inodes", "isolation", b"isolation", "lifetime", b"lifetime", "memory", b"memory", "name", b"name", "network", b"network", "pids", b"pids", "profile", b"profile", "traffic", b"traffic", "workspace", b"workspace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_disk", b"_disk", "_fds", b"_fds", "_idle", b"_idle", "_image", b"_image", "_inodes", b"_inodes", "_isolation", b"_isolation", "_lifetime", b"_lifetime", "_memory", b"_memory", "_name", b"_name", "_network", b"_network", "_pids", b"_pids", "_profile", b"_profile", "_workspace", b"_workspace", "allow", b"allow", "cpus", b"cpus", "disk", b"disk", "env", b"env", "fds", b"fds", "idempotency_key", b"idempotency_key", "idle", b"idle", "image", b"image", "inodes", b"inodes", "isolation", b"isolation", "lifetime", b"lifetime", "memory", b"memory", "name", b"name", "network", b"network", "pids", b"pids", "profile", b"profile", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_connections", b"_connections", "_cpus", b"_cpus", "_disk", b"_disk", "_fds", b"_fds", "_idle", b"_idle", "_image", b"_image", "_inodes", b"_inodes", "_isolation", b"_isolation", "_lifetime", b"_lifetime", "_memory", b"_memory", "_name", b"_name", "_network", b"_network", "_pids", b"_pids", "_profile", b"_profile", "_traffic", b"_traffic", "_workspace", b"_workspace", "allow", b"allow", "connections", b"connections", "cpus", b"cpus", "disk", b"disk", "env", b"env", "fds", b"fds", "idempotency_key", b"idempotency_key", "idle", b"idle", "image", b"image", "inodes", b"inodes", "isolation", b"isolation", "lifetime", b"lifetime", "memory", b"memory", "name", b"name", "network", b"network", "pids", b"pids", "profile", b"profile", "traffic", b"traffic", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__connections: _TypeAlias = _typing.Literal["connections"]  # noqa: Y015
+    _WhichOneofArgType__connections: _TypeAlias = _typing.Literal["_connections", b"_connections"]  # noqa: Y015
     _WhichOneofReturnType__cpus: _TypeAlias = _typing.Literal["cpus"]  # noqa: Y015
     _WhichOneofArgType__cpus: _TypeAlias = _typing.Literal["_cpus", b"_cpus"]  # noqa: Y015
     _WhichOneofReturnType__disk: _TypeAlias = _typing.Literal["disk"]  # noqa: Y015
@@ -175,8 +185,12 @@ class CreateEnvironmentRequest(_message.Message):
     _WhichOneofArgType__pids: _TypeAlias = _typing.Literal["_pids", b"_pids"]  # noqa: Y015
     _WhichOneofReturnType__profile: _TypeAlias = _typing.Literal["profile"]  # noqa: Y015
     _WhichOneofArgType__profile: _TypeAlias = _typing.Literal["_profile", b"_profile"]  # noqa: Y015
+    _WhichOneofReturnType__traffic: _TypeAlias = _typing.Literal["traffic"]  # noqa: Y015
+    _WhichOneofArgType__traffic: _TypeAlias = _typing.Literal["_traffic", b"_traffic"]  # noqa: Y015
     _WhichOneofReturnType__workspace: _TypeAlias = _typing.Literal["workspace"]  # noqa: Y015
     _WhichOneofArgType__workspace: _TypeAlias = _typing.Literal["_workspace", b"_workspace"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__connections) -> _WhichOneofReturnType__connections | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cpus) -> _WhichOneofReturnType__cpus | None: ...
     @_typing.overload
@@ -203,6 +217,8 @@ class CreateEnvironmentRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pids) -> _WhichOneofReturnType__pids | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__profile) -> _WhichOneofReturnType__profile | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__traffic) -> _WhichOneofReturnType__traffic | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__workspace) -> _WhichOneofReturnType__workspace | None: ...
 
@@ -489,12 +505,16 @@ class Limits(_message.Message):
     FDS_FIELD_NUMBER: _builtins.int
     DISK_FIELD_NUMBER: _builtins.int
     INODES_FIELD_NUMBER: _builtins.int
+    CONNECTIONS_FIELD_NUMBER: _builtins.int
+    TRAFFIC_FIELD_NUMBER: _builtins.int
     cpus: _builtins.float
     memory: _builtins.int
     pids: _builtins.int
     fds: _builtins.int
     disk: _builtins.int
     inodes: _builtins.int
+    connections: _builtins.int
+    traffic: _builtins.int
     def __init__(
         self,
         *,
@@ -504,10 +524,12 @@ class Limits(_message.Message):
         fds: _builtins.int = ...,
         disk: _builtins.int = ...,
         inodes: _builtins.int = ...,
+        connections: _builtins.int = ...,
+        traffic: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "disk", b"disk", "fds", b"fds", "inodes", b"inodes", "memory", b"memory", "pids", b"pids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connections", b"connections", "cpus", b"cpus", "disk", b"disk", "fds", b"fds", "inodes", b"inodes", "memory", b"memory", "pids", b"pids", "traffic", b"traffic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

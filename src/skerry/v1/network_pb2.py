@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17skerry/v1/network.proto\x12\tskerry.v1\"+\n\x11GetNetworkRequest\x12\x16\n\x0e\x65nvironment_id\x18\x01 \x01(\t\"K\n\x11SetNetworkRequest\x12\x16\n\x0e\x65nvironment_id\x18\x01 \x01(\t\x12\x0f\n\x07network\x18\x02 \x01(\t\x12\r\n\x05\x61llow\x18\x03 \x03(\t\"<\n\x13\x41llowNetworkRequest\x12\x16\n\x0e\x65nvironment_id\x18\x01 \x01(\t\x12\r\n\x05rules\x18\x02 \x03(\t\";\n\x12\x44\x65nyNetworkRequest\x12\x16\n\x0e\x65nvironment_id\x18\x01 \x01(\t\x12\r\n\x05rules\x18\x02 \x03(\t\"\x95\x01\n\x0eNetworkDetails\x12\x0f\n\x07network\x18\x01 \x01(\t\x12\r\n\x05\x61llow\x18\x02 \x03(\t\x12\x13\n\x0b\x63onnections\x18\x03 \x01(\x03\x12\x12\n\nsent_bytes\x18\x04 \x01(\x03\x12\x16\n\x0ereceived_bytes\x18\x05 \x01(\x03\x12\"\n\x07\x64\x65nials\x18\x06 \x03(\x0b\x32\x11.skerry.v1.Denial\"O\n\x06\x44\x65nial\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05\x63ount\x18\x05 \x01(\x03\x32\xab\x02\n\x07Network\x12\x45\n\nGetNetwork\x12\x1c.skerry.v1.GetNetworkRequest\x1a\x19.skerry.v1.NetworkDetails\x12\x45\n\nSetNetwork\x12\x1c.skerry.v1.SetNetworkRequest\x1a\x19.skerry.v1.NetworkDetails\x12I\n\x0c\x41llowNetwork\x12\x1e.skerry.v1.AllowNetworkRequest\x1a\x19.skerry.v1.NetworkDetails\x12G\n\x0b\x44\x65nyNetwork\x12\x1d.skerry.v1.DenyNetworkRequest\x1a\x19.skerry.v1.NetworkDetailsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17skerry/v1/network.proto\x12\tskerry.v1\"+\n\x11GetNetworkRequest\x12\x16\n\x0e\x65nvironment_id\x18\x01 \x01(\t\"\xa8\x01\n\x11SetNetworkRequest\x12\x16\n\x0e\x65nvironment_id\x18\x01 \x01(\t\x12\x14\n\x07network\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\r\n\x05\x61llow\x18\x03 \x03(\t\x12\x18\n\x0b\x63onnections\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x14\n\x07traffic\x18\x05 \x01(\x03H\x02\x88\x01\x01\x42\n\n\x08_networkB\x0e\n\x0c_connectionsB\n\n\x08_traffic\"<\n\x13\x41llowNetworkRequest\x12\x16\n\x0e\x65nvironment_id\x18\x01 \x01(\t\x12\r\n\x05rules\x18\x02 \x03(\t\";\n\x12\x44\x65nyNetworkRequest\x12\x16\n\x0e\x65nvironment_id\x18\x01 \x01(\t\x12\r\n\x05rules\x18\x02 \x03(\t\"\xbf\x01\n\x0eNetworkDetails\x12\x0f\n\x07network\x18\x01 \x01(\t\x12\r\n\x05\x61llow\x18\x02 \x03(\t\x12\x13\n\x0b\x63onnections\x18\x03 \x01(\x03\x12\x12\n\nsent_bytes\x18\x04 \x01(\x03\x12\x16\n\x0ereceived_bytes\x18\x05 \x01(\x03\x12\"\n\x07\x64\x65nials\x18\x06 \x03(\x0b\x32\x11.skerry.v1.Denial\x12(\n\x06limits\x18\x07 \x01(\x0b\x32\x18.skerry.v1.NetworkLimits\"5\n\rNetworkLimits\x12\x13\n\x0b\x63onnections\x18\x01 \x01(\x03\x12\x0f\n\x07traffic\x18\x02 \x01(\x03\"O\n\x06\x44\x65nial\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05\x63ount\x18\x05 \x01(\x03\x32\xab\x02\n\x07Network\x12\x45\n\nGetNetwork\x12\x1c.skerry.v1.GetNetworkRequest\x1a\x19.skerry.v1.NetworkDetails\x12\x45\n\nSetNetwork\x12\x1c.skerry.v1.SetNetworkRequest\x1a\x19.skerry.v1.NetworkDetails\x12I\n\x0c\x41llowNetwork\x12\x1e.skerry.v1.AllowNetworkRequest\x1a\x19.skerry.v1.NetworkDetails\x12G\n\x0b\x44\x65nyNetwork\x12\x1d.skerry.v1.DenyNetworkRequest\x1a\x19.skerry.v1.NetworkDetailsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,16 +33,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETNETWORKREQUEST']._serialized_start=38
   _globals['_GETNETWORKREQUEST']._serialized_end=81
-  _globals['_SETNETWORKREQUEST']._serialized_start=83
-  _globals['_SETNETWORKREQUEST']._serialized_end=158
-  _globals['_ALLOWNETWORKREQUEST']._serialized_start=160
-  _globals['_ALLOWNETWORKREQUEST']._serialized_end=220
-  _globals['_DENYNETWORKREQUEST']._serialized_start=222
-  _globals['_DENYNETWORKREQUEST']._serialized_end=281
-  _globals['_NETWORKDETAILS']._serialized_start=284
-  _globals['_NETWORKDETAILS']._serialized_end=433
-  _globals['_DENIAL']._serialized_start=435
-  _globals['_DENIAL']._serialized_end=514
-  _globals['_NETWORK']._serialized_start=517
-  _globals['_NETWORK']._serialized_end=816
+  _globals['_SETNETWORKREQUEST']._serialized_start=84
+  _globals['_SETNETWORKREQUEST']._serialized_end=252
+  _globals['_ALLOWNETWORKREQUEST']._serialized_start=254
+  _globals['_ALLOWNETWORKREQUEST']._serialized_end=314
+  _globals['_DENYNETWORKREQUEST']._serialized_start=316
+  _globals['_DENYNETWORKREQUEST']._serialized_end=375
+  _globals['_NETWORKDETAILS']._serialized_start=378
+  _globals['_NETWORKDETAILS']._serialized_end=569
+  _globals['_NETWORKLIMITS']._serialized_start=571
+  _globals['_NETWORKLIMITS']._serialized_end=624
+  _globals['_DENIAL']._serialized_start=626
+  _globals['_DENIAL']._serialized_end=705
+  _globals['_NETWORK']._serialized_start=708
+  _globals['_NETWORK']._serialized_end=1007
 # @@protoc_insertion_point(module_scope)

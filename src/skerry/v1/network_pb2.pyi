@@ -45,10 +45,16 @@ class SetNetworkRequest(_message.Message):
     ENVIRONMENT_ID_FIELD_NUMBER: _builtins.int
     NETWORK_FIELD_NUMBER: _builtins.int
     ALLOW_FIELD_NUMBER: _builtins.int
+    CONNECTIONS_FIELD_NUMBER: _builtins.int
+    TRAFFIC_FIELD_NUMBER: _builtins.int
     environment_id: _builtins.str
     """An id, the beginning of one, or a name."""
     network: _builtins.str
-    """`none`, `allowlist` or `public`."""
+    """`none`, `allowlist` or `public`; without it, as it is."""
+    connections: _builtins.int
+    """Most connections at once; of those that are too many now, the oldest stay."""
+    traffic: _builtins.int
+    """Most bytes that are sent and received as long as it lives, with those that were already."""
     @_builtins.property
     def allow(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The rules of an allowlist, instead of those that it has; without any, those stay."""
@@ -57,14 +63,27 @@ class SetNetworkRequest(_message.Message):
         self,
         *,
         environment_id: _builtins.str = ...,
-        network: _builtins.str = ...,
+        network: _builtins.str | None = ...,
         allow: _abc.Iterable[_builtins.str] | None = ...,
+        connections: _builtins.int | None = ...,
+        traffic: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_connections", b"_connections", "_network", b"_network", "_traffic", b"_traffic", "connections", b"connections", "network", b"network", "traffic", b"traffic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow", b"allow", "environment_id", b"environment_id", "network", b"network"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_connections", b"_connections", "_network", b"_network", "_traffic", b"_traffic", "allow", b"allow", "connections", b"connections", "environment_id", b"environment_id", "network", b"network", "traffic", b"traffic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__connections: _TypeAlias = _typing.Literal["connections"]  # noqa: Y015
+    _WhichOneofArgType__connections: _TypeAlias = _typing.Literal["_connections", b"_connections"]  # noqa: Y015
+    _WhichOneofReturnType__network: _TypeAlias = _typing.Literal["network"]  # noqa: Y015
+    _WhichOneofArgType__network: _TypeAlias = _typing.Literal["_network", b"_network"]  # noqa: Y015
+    _WhichOneofReturnType__traffic: _TypeAlias = _typing.Literal["traffic"]  # noqa: Y015
+    _WhichOneofArgType__traffic: _TypeAlias = _typing.Literal["_traffic", b"_traffic"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__connections) -> _WhichOneofReturnType__connections | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__network) -> _WhichOneofReturnType__network | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__traffic) -> _WhichOneofReturnType__traffic | None: ...
 
 Global___SetNetworkRequest: _TypeAlias = SetNetworkRequest  # noqa: Y015
 
@@ -128,6 +147,7 @@ class NetworkDetails(_message.Message):
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
     DENIALS_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
     network: _builtins.str
     """`none`, `allowlist` or `public`."""
     connections: _builtins.int
@@ -140,6 +160,8 @@ class NetworkDetails(_message.Message):
     def denials(self) -> _containers.RepeatedCompositeFieldContainer[Global___Denial]:
         """The last kinds of things that it was refused."""
 
+    @_builtins.property
+    def limits(self) -> Global___NetworkLimits: ...
     def __init__(
         self,
         *,
@@ -149,14 +171,39 @@ class NetworkDetails(_message.Message):
         sent_bytes: _builtins.int = ...,
         received_bytes: _builtins.int = ...,
         denials: _abc.Iterable[Global___Denial] | None = ...,
+        limits: Global___NetworkLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow", b"allow", "connections", b"connections", "denials", b"denials", "network", b"network", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow", b"allow", "connections", b"connections", "denials", b"denials", "limits", b"limits", "network", b"network", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NetworkDetails: _TypeAlias = NetworkDetails  # noqa: Y015
+
+@_typing.final
+class NetworkLimits(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONNECTIONS_FIELD_NUMBER: _builtins.int
+    TRAFFIC_FIELD_NUMBER: _builtins.int
+    connections: _builtins.int
+    """At once."""
+    traffic: _builtins.int
+    """Bytes that are sent and received as long as it lives."""
+    def __init__(
+        self,
+        *,
+        connections: _builtins.int = ...,
+        traffic: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connections", b"connections", "traffic", b"traffic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NetworkLimits: _TypeAlias = NetworkLimits  # noqa: Y015
 
 @_typing.final
 class Denial(_message.Message):

@@ -8,9 +8,17 @@ from skerry.client.aio.client import AsyncClient
 from skerry.client.aio.files import AsyncFiles
 from skerry.client.aio.network import AsyncNetwork
 from skerry.client.aio.process import AsyncProcess
+from skerry.client.aio.session import AsyncSession
 from skerry.client.http1 import quote
 from skerry.errors import InvalidRequest, NotFound
-from skerry.models import EnvironmentInfo, ExecutionInfo, ExecutionResult, Usage, encode_bytes
+from skerry.models import (
+    EnvironmentInfo,
+    ExecutionInfo,
+    ExecutionResult,
+    SessionInfo,
+    Usage,
+    encode_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,6 +48,8 @@ class AsyncEnvironment:
         fds: int | None = None,
         disk: str | int | None = None,
         inodes: int | None = None,
+        connections: int | None = None,
+        traffic: str | int | None = None,
         lifetime: float | None = None,
         idle: float | None = None,
         isolation: str | None = None,
@@ -62,6 +72,8 @@ class AsyncEnvironment:
             "fds": fds,
             "disk": disk,
             "inodes": inodes,
+            "connections": connections,
+            "traffic": traffic,
             "lifetime": lifetime,
             "idle": idle,
             "isolation": isolation,
@@ -266,6 +278,30 @@ class AsyncEnvironment:
         Leaving a `with` block on it lets it run. Raises ExecutionNotFound.
         """
         return await AsyncProcess.open(self._client.transport, self._path, {"execution_id": execution_id})
+
+    async def session(
+        self,
+        language: str = "python",
+        *,
+        id: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+    ) -> AsyncSession:
+        """An interpreter that keeps its state from one call to the next: `python`, `nodejs` or `bash`.
+
+        With an `id` it can be found again: a session that has it already is the one that is meant, as it is. It is
+        closed at the end of the `with` block. Raises InvalidRequest (the image has no such interpreter), Conflict (the
+        id is that of a session in another language), LimitReached.
+        """
+        request: dict[str, Any] = {"language": language}
+        request |= _given(session_id=id, cwd=cwd, env=env)
+        self._add_secrets(request, secrets)
+        return await AsyncSession.open(self._client.transport, self._path, request)
+
+    async def sessions(self) -> list[SessionInfo]:
+        answer = await self._client.transport.call("GET", f"{self._path}/sessions")
+        return [SessionInfo.from_dict(raw) for raw in answer["sessions"]]
 
     async def executions(self) -> list[ExecutionInfo]:
         answer = await self._client.transport.call("GET", f"{self._path}/executions")

@@ -23,13 +23,26 @@ class AsyncNetwork:
         self._path = f"{path}/network"
 
     async def show(self) -> dict[str, Any]:
-        """`network`, `allow`, `connections`, `sent_bytes`, `received_bytes` and `denials`."""
+        """`network`, `allow`, `limits`, `connections`, `sent_bytes`, `received_bytes` and `denials`."""
         answer: dict[str, Any] = await self._transport.call("GET", self._path)
         return answer
 
-    async def set(self, network: str, allow: Sequence[str] | None = None) -> None:
-        """`none`, `allowlist` or `public`; None leaves the rules of an allowlist as they are."""
-        wanted = {"network": network, "allow": None if allow is None else list(allow)}
+    async def set(
+        self,
+        network: str | None = None,
+        allow: Sequence[str] | None = None,
+        *,
+        connections: int | None = None,
+        traffic: str | int | None = None,
+    ) -> None:
+        """`none`, `allowlist` or `public`, the rules of an allowlist, most connections at once, most bytes that it
+        sends and receives as long as it lives; None leaves each as it is."""
+        wanted = {
+            "network": network,
+            "allow": None if allow is None else list(allow),
+            "connections": connections,
+            "traffic": traffic,
+        }
         await self._transport.call("PUT", self._path, json=wanted)
 
     async def allow(self, *rules: str) -> None:

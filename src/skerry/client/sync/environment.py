@@ -10,8 +10,16 @@ from skerry.client.sync.client import Client
 from skerry.client.sync.files import Files
 from skerry.client.sync.network import Network
 from skerry.client.sync.process import Process
+from skerry.client.sync.session import Session
 from skerry.errors import InvalidRequest, NotFound
-from skerry.models import EnvironmentInfo, ExecutionInfo, ExecutionResult, Usage, encode_bytes
+from skerry.models import (
+    EnvironmentInfo,
+    ExecutionInfo,
+    ExecutionResult,
+    SessionInfo,
+    Usage,
+    encode_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,6 +49,8 @@ class Environment:
         fds: int | None = None,
         disk: str | int | None = None,
         inodes: int | None = None,
+        connections: int | None = None,
+        traffic: str | int | None = None,
         lifetime: float | None = None,
         idle: float | None = None,
         isolation: str | None = None,
@@ -63,6 +73,8 @@ class Environment:
             "fds": fds,
             "disk": disk,
             "inodes": inodes,
+            "connections": connections,
+            "traffic": traffic,
             "lifetime": lifetime,
             "idle": idle,
             "isolation": isolation,
@@ -263,6 +275,30 @@ class Environment:
         Leaving a `with` block on it lets it run. Raises ExecutionNotFound.
         """
         return Process.open(self._client.transport, self._path, {"execution_id": execution_id})
+
+    def session(
+        self,
+        language: str = "python",
+        *,
+        id: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+    ) -> Session:
+        """An interpreter that keeps its state from one call to the next: `python`, `nodejs` or `bash`.
+
+        With an `id` it can be found again: a session that has it already is the one that is meant, as it is. It is
+        closed at the end of the `with` block. Raises InvalidRequest (the image has no such interpreter), Conflict (the
+        id is that of a session in another language), LimitReached.
+        """
+        request: dict[str, Any] = {"language": language}
+        request |= _given(session_id=id, cwd=cwd, env=env)
+        self._add_secrets(request, secrets)
+        return Session.open(self._client.transport, self._path, request)
+
+    def sessions(self) -> list[SessionInfo]:
+        answer = self._client.transport.call("GET", f"{self._path}/sessions")
+        return [SessionInfo.from_dict(raw) for raw in answer["sessions"]]
 
     def executions(self) -> list[ExecutionInfo]:
         answer = self._client.transport.call("GET", f"{self._path}/executions")

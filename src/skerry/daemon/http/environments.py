@@ -70,6 +70,10 @@ class Create(Body):
     """Of the workspace."""
     inodes: Whole | None = None
     """Files and directories in the workspace."""
+    connections: Whole | None = None
+    """Out of it, at once."""
+    traffic: Size | None = None
+    """Bytes that it sends and receives over its network, as long as it lives."""
     lifetime: Seconds | None = None
     """It ends this many seconds from now, whatever it does, unless a heartbeat comes."""
     idle: Seconds | None = None
@@ -79,7 +83,7 @@ class Create(Body):
 
     def policy(self) -> Policy:
         wanted = self._given("isolation", "profile", "network", "workspace")
-        limits = self._given("memory", "cpus", "pids", "fds", "disk", "inodes")
+        limits = self._given("memory", "cpus", "pids", "fds", "disk", "inodes", "connections", "traffic")
         return Policy(**wanted, allow=tuple(self.allow or ()), limits=Limits.parse(limits))
 
     def rest(self) -> dict[str, Any]:
@@ -191,6 +195,8 @@ DETAILS_EXAMPLE = {
         "fds": 1024,
         "disk": 2147483648,
         "inodes": 131072,
+        "connections": 1024,
+        "traffic": 107374182400,
     },
     "enforced": [{"name": "memory", "enforced": True, "value": "536870912", "by": "cgroup v2 memory.max"}],
     "ended_reason": "",

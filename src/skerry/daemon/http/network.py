@@ -6,18 +6,22 @@ from starlette.responses import Response
 
 from skerry.daemon.http import schemas
 from skerry.daemon.http.answers import reply
-from skerry.daemon.http.environments import Network
+from skerry.daemon.http.environments import Network, Size, Whole
 from skerry.daemon.http.operations import IN_ENVIRONMENT, Call, Operation
 from skerry.daemon.http.requests import Body, Text
 from skerry.errors import EnvironmentNotFound, IsolationUnavailable
 
 
 class NewNetwork(Body):
-    network: Network
-    """`none`, `allowlist` or `public`."""
+    network: Network | None = None
+    """`none`, `allowlist` or `public`; without it, as it is."""
     allow: list[Text] | None = None
     """The rules of an allowlist, instead of those that it has: `api.example.com`, `*.example.com`, `example.com:8443`,
     `203.0.113.0/24:22`."""
+    connections: Whole | None = None
+    """Most connections at once; of those that are too many now, the oldest stay."""
+    traffic: Size | None = None
+    """Most bytes that are sent and received as long as it lives, with those that were already."""
 
 
 class Rules(Body):
@@ -29,7 +33,7 @@ async def get_network(call: Call, environment_id: str) -> Response:
 
 
 async def set_network(call: Call, environment_id: str, body: NewNetwork) -> Response:
-    await call.manager.set_network(call.caller, environment_id, body.network, body.allow)
+    await call.manager.set_network(call.caller, environment_id, **body.model_dump())
     return await get_network(call, environment_id)
 
 
@@ -46,6 +50,7 @@ async def deny(call: Call, environment_id: str, body: Rules) -> Response:
 EXAMPLE = {
     "network": "allowlist",
     "allow": ["api.example.com", "*.example.org:443"],
+    "limits": {"connections": 1024, "traffic": 107374182400},
     "connections": 1,
     "sent_bytes": 1204,
     "received_bytes": 53170,
@@ -80,12 +85,12 @@ OPERATIONS = (
         path="/environments/{environment_id}/network",
         tag="network",
         verb="create",
-        summary="Change what it may reach",
-        text="It counts at once: for new connections, and for those that are open and not allowed any more. Internal "
-        "addresses are never reached, whatever is allowed.",
+        summary="Change what it may reach, and how much",
+        text="What is left out stays as it is. It counts at once: for new connections, and for those that are open and "
+        "not allowed any more. Internal addresses are never reached, whatever is allowed.",
         handler=set_network,
         body=NewNetwork,
-        body_example={"network": "allowlist", "allow": ["api.example.com"]},
+        body_example={"network": "allowlist", "allow": ["api.example.com"], "traffic": "10g"},
         answer=schemas.NetworkDetails,
         answer_example=EXAMPLE,
         errors=ERRORS,

@@ -19,8 +19,12 @@ from skerry.models import (
     ImageInfo,
     Outcome,
     PoolStats,
+    Raised,
+    SessionInfo,
     State,
     Usage,
+    Value,
+    Variable,
 )
 from skerry.policy import Limits
 from skerry.store.audit import Broken
@@ -163,6 +167,40 @@ class Executions(TypedDict):
     executions: list[Execution]
 
 
+@shape
+class Session(SessionInfo):
+    state: Literal["idle", "busy", "crashed"]
+
+
+class Sessions(TypedDict):
+    sessions: list[Session]
+
+
+class SessionSummary(ResultSummary):
+    """How a call in a session ended, without what it wrote."""
+
+    values: list[Value]
+    """What it has shown, in order: the value of its last expression, what `display()` was given, figures."""
+    raised: Raised | None
+    """The exception that ended it."""
+    crashed: bool
+    """The interpreter is gone, with all state: the session must be restarted."""
+
+
+class SessionResult(SessionSummary):
+    """One finished call in a session."""
+
+    stdout: str
+    stderr: str
+    stdout_encoding: Literal["utf-8", "base64"]
+    """`base64` where the bytes are no UTF-8."""
+    stderr_encoding: Literal["utf-8", "base64"]
+
+
+class Variables(TypedDict):
+    variables: list[Variable]
+
+
 class LogLine(TypedDict):
     t: float
     """Unix time."""
@@ -191,6 +229,14 @@ class Ended(TypedDict):
 
 
 Event = Output | Dropped | Ended
+"""The `data` of an event."""
+
+
+class Ran(TypedDict):
+    result: SessionSummary
+
+
+SessionEvent = Output | Ran
 """The `data` of an event."""
 
 
@@ -288,9 +334,17 @@ class Pools(TypedDict):
     pools: list[PoolStats]
 
 
+class NetworkLimits(TypedDict):
+    connections: int
+    """At once."""
+    traffic: int
+    """Bytes that are sent and received as long as it lives."""
+
+
 class NetworkDetails(TypedDict):
     network: Literal["none", "allowlist", "public"]
     allow: list[str]
+    limits: NetworkLimits
     connections: int
     """That are open now."""
     sent_bytes: int

@@ -14,6 +14,7 @@ from skerry.daemon.http import (
     metrics,
     network,
     pools,
+    sessions,
     system,
     tenants,
 )
@@ -23,6 +24,7 @@ OPERATIONS = (
     *executions.OPERATIONS,
     *events.OPERATIONS,
     *attach.OPERATIONS,
+    *sessions.OPERATIONS,
     *files.OPERATIONS,
     *network.OPERATIONS,
     *images.OPERATIONS,

@@ -1,0 +1,134 @@
+# Generated from aio/session.py by scripts/generate_sync.py. Change that file, not this one.
+"""One session: an interpreter that keeps its state from one call to the next."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from skerry.client.http1 import Malformed, quote
+from skerry.errors import DaemonUnavailable, NotFound
+from skerry.models import SessionInfo, SessionResult, Variable, decode_bytes, encode_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Self
+
+    from skerry.client.sync.transport import Transport
+
+EVENT_MAX = 32 << 20
+KEPT_MAX = 1 << 20
+
+
+class Session:
+    """An interpreter in an environment. What one call defines, the next finds.
+
+    Leaving a `with` block closes it, with everything that it started. Every method raises DaemonUnavailable,
+    SessionNotFound once it is closed, and EnvironmentNotFound or EnvironmentEnded once its environment is gone.
+    """
+
+    def __init__(self, transport: Transport, path: str, info: SessionInfo) -> None:
+        self._transport = transport
+        self._path = f"{path}/sessions/{quote(info.session_id)}"
+        self.id = info.session_id
+        self.language = info.language
+
+    @classmethod
+    def open(cls, transport: Transport, path: str, request: dict[str, Any]) -> Self:
+        answer = transport.call("POST", f"{path}/sessions", json=request)
+        return cls(transport, path, SessionInfo.from_dict(answer))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def run(
+        self,
+        code: str,
+        *,
+        timeout: float | None = None,
+        stdin: str | bytes | None = None,
+        memory: str | int | None = None,
+        on_stdout: Callable[[str], object] | None = None,
+        on_stderr: Callable[[str], object] | None = None,
+    ) -> SessionResult:
+        """Run code and wait for its result, which holds the value of its last expression.
+
+        Code that raises, hangs or takes the interpreter down is a result, not an exception. After `timeout` seconds it
+        is interrupted, and its state stays; code that goes on regardless is killed with the interpreter. `memory` is
+        what the interpreter may have meanwhile. `on_stdout` and `on_stderr` get output as it comes. Giving up on the
+        call interrupts it. Raises Conflict when the interpreter has crashed: `restart()` helps.
+        """
+        request: dict[str, Any] = {"code": code}
+        if stdin is not None:
+            data = stdin.encode(errors="surrogateescape") if isinstance(stdin, str) else bytes(stdin)
+            request["stdin"], request["stdin_encoding"] = encode_bytes(data)
+        for name, value in (("timeout", timeout), ("memory", memory)):
+            if value is not None:
+                request[name] = value
+        if on_stdout is None and on_stderr is None:
+            answer = self._transport.call("POST", f"{self._path}/run", json=request)
+        else:
+            answer = self._follow(request, {"stdout": on_stdout, "stderr": on_stderr})
+        return SessionResult.from_dict(answer)
+
+    def _follow(
+        self, request: dict[str, Any], readers: dict[str, Callable[[str], object] | None]
+    ) -> dict[str, Any]:
+        """The result, with the first of its output, which was given to the readers as it came."""
+        decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in readers}
+        kept = {name: bytearray() for name in readers}
+        response = self._transport.send("POST", f"{self._path}/stream", json=request)
+        try:
+            for event in _events(response):
+                if "result" in event:
+                    answer: dict[str, Any] = event["result"]
+                    for name, first in kept.items():
+                        answer[name], answer[f"{name}_encoding"] = encode_bytes(bytes(first))
+                    return answer
+                name, data = event["stream"], decode_bytes(event["data"], event["encoding"])
+                kept[name] += data[: KEPT_MAX - len(kept[name])]
+                text, reader = decoders[name].decode(data), readers[name]
+                if reader is not None and text:
+                    reader(text)
+        finally:
+            response.close()
+        raise DaemonUnavailable("the daemon closed the connection before the call had ended")
+
+    def interrupt(self) -> None:
+        """End what it runs now as Ctrl-C does. Its state stays."""
+        self._transport.call("POST", f"{self._path}/interrupt")
+
+    def restart(self) -> None:
+        """Begin anew, without any state; also after a crash. What it runs is killed."""
+        self._transport.call("POST", f"{self._path}/restart")
+
+    def variables(self) -> list[Variable]:
+        """What its code has defined."""
+        answer = self._transport.call("GET", f"{self._path}/variables")
+        return [Variable.from_dict(raw) for raw in answer["variables"]]
+
+    def info(self) -> SessionInfo:
+        return SessionInfo.from_dict(self._transport.call("GET", self._path))
+
+    def close(self) -> None:
+        """End it, with everything that it started. Closing one that is gone is fine."""
+        with suppress(NotFound):
+            self._transport.call("DELETE", self._path)
+
+
+def _events(chunks: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+    """The data of server-sent events, each as it comes."""
+    rest = b""
+    for chunk in chunks:
+        *blocks, rest = (rest + chunk).split(b"\n\n")
+        for block in blocks:
+            for line in block.split(b"\n"):
+                if line.startswith(b"data: "):
+                    yield json.loads(line[6:])
+        if len(rest) > EVENT_MAX:
+            raise Malformed(f"the daemon sent an event of more than {EVENT_MAX} bytes")

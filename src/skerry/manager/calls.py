@@ -1,0 +1,319 @@
+"""One call in a session's interpreter, from its place in the line to a truthful result."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import re
+import secrets
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from skerry.backends.base import Sample
+from skerry.errors import InvalidRequest
+from skerry.guest.channel import Exit
+from skerry.ids import new_id
+from skerry.manager.audit import Digest
+from skerry.manager.commands import OUTPUT_LIMIT
+from skerry.manager.execution import EXIT_INTERNAL, EXIT_KILLED, EXIT_TIMED_OUT
+from skerry.manager.output import STDERR, STDOUT, Entry, Head, Tap, joined
+from skerry.models import Outcome, Raised, SessionResult, Usage, Value, Variable
+from skerry.policy import seconds
+
+if TYPE_CHECKING:
+    from skerry.manager.sessions import Interpreter
+
+CODE_MAX = 1 << 20
+INTERRUPT_GRACE = 1.0
+"""Seconds that code has to end after an interrupt; then its interpreter is killed."""
+VALUES_MAX = 32
+VARIABLES_MAX = 500
+TEXT_MAX = 20_000
+"""Characters of anything that an interpreter says about an exception or a variable."""
+HELD_MAX = 128 << 20
+"""Bytes of values that all calls of the daemon together may hold."""
+_MEDIA = re.compile(r"[a-z]+/[a-z0-9.+-]{1,60}")
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What a caller wants to run in a session. Raises InvalidRequest when it makes no sense."""
+
+    text: str
+    stdin: bytes | None = None
+    timeout: float | None = None
+    memory: int | None = None
+    """Bytes that the interpreter may have while this runs."""
+
+    def __post_init__(self) -> None:
+        if len(self.text) > CODE_MAX:
+            raise InvalidRequest(
+                f"the code has more than {CODE_MAX} characters", hint="write it to a file and import that"
+            )
+        if not self.text.isascii():
+            try:
+                self.text.encode()
+            except UnicodeEncodeError:
+                raise InvalidRequest("the code is not valid text") from None
+        if self.timeout is not None:
+            seconds(self.timeout, "timeout")
+
+    @property
+    def request(self) -> dict[str, Any]:
+        stdin = None if self.stdin is None else base64.b64encode(self.stdin).decode()
+        return {"op": "run", "code": self.text, "stdin": stdin, "memory": self.memory}
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the audit tells of it."""
+        return {"code": self.text, "timeout": self.timeout, "memory": self.memory}
+
+
+class Call:
+    """One run of code: `run()` once; `stop()` at any time, from anywhere."""
+
+    _held = 0
+    """Of all sessions: see HELD_MAX."""
+
+    def __init__(self, session: Interpreter, request: dict[str, Any], timeout: float | None = None) -> None:
+        self.id = new_id()
+        self._session = session
+        self._home = session.home
+        self._token = secrets.token_hex(8)
+        self._request = request
+        self._timeout = timeout
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._place: asyncio.Future[bool] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._cause: tuple[Outcome, str] | None = None
+        self._kept = Head(OUTPUT_LIMIT)
+        self._seen = {STDOUT: Digest(), STDERR: Digest()}
+        self._taps: list[Tap] = []
+        self._values: dict[int, Value] = {}
+        self._size = 0
+        self._raised: Raised | None = None
+        self._begun = self._wanted = False
+        """Whether the interpreter has begun with it, and an interrupt waits for that."""
+        self._crash: tuple[Exit | None, str] | None = None
+        self._before = Sample(None, 0)
+        self._began = 0.0
+        self.variables: list[Variable] = []
+
+    async def run(self) -> SessionResult:
+        """Wait for the session's turn, run it, and say how it ended. Raises Busy, Conflict (it has crashed)."""
+        session = self._session
+        try:
+            if not await self._turn():
+                return await self._conclude()
+            try:
+                if self._cause is not None:  # it was stopped while its turn came
+                    return await self._conclude()
+                process = session.begin(self)
+                if not self._home.running:
+                    self._home.reset_peak()
+                self._before = self._home.sample()
+                self._began = time.monotonic()
+                line = json.dumps({**self._request, "token": self._token}).encode() + b"\n"
+                asking = asyncio.create_task(process.write(line))
+                if self._timeout is not None:
+                    self._limit(self._timeout, Outcome.TIMED_OUT, f"interrupted after {self._timeout:.10g} s")
+                try:
+                    await self._done
+                except asyncio.CancelledError:
+                    session.kill("its caller is gone")
+                    raise
+                finally:
+                    if (
+                        not asking.done()
+                    ):  # half a request is none: what comes behind it would not be understood
+                        asking.cancel()
+                        session.kill("it did not read what it was asked")
+                    session.end(self)
+            finally:
+                session.line.leave()
+            return await self._conclude()
+        finally:
+            self._leave()
+
+    def stop(self, outcome: Outcome, message: str) -> None:
+        """Interrupt it, and kill the interpreter if that does not help; the first reason given is the one reported."""
+        if self._done.done() or self._cause is not None:
+            return
+        self._cause = (outcome, message)
+        if self._place is not None and not self._place.done():
+            self._place.set_result(False)
+        elif self._session.current is self:
+            self.interrupt()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_later(INTERRUPT_GRACE, self._kill)
+
+    def interrupt(self) -> None:
+        """At once, or as soon as the interpreter has begun with it: earlier it would be missed."""
+        self._wanted = not self._begun
+        if self._begun:
+            self._session.signal(signal.SIGINT)
+
+    def release(self) -> None:
+        """Let nobody who does not read its output hold up its end."""
+        for tap in self._taps:
+            tap.release()
+
+    def tap(self) -> Tap:
+        """Its output as it comes: unread, it stops the code. See `untap()`."""
+        tap = Tap(self._kept.entries())
+        self._taps.append(tap)
+        return tap
+
+    def untap(self, tap: Tap) -> None:
+        if tap in self._taps:
+            self._taps.remove(tap)
+        tap.close()
+
+    # ---- what the interpreter said; called by the session ----
+
+    async def on_output(self, stream: int, data: bytes) -> None:
+        entry = Entry(time.time(), self.id, stream, data)
+        self._seen[stream].update(data)
+        self._kept.add(entry)
+        self._home.log.add(entry)
+        for tap in tuple(self._taps):
+            await tap.put(entry)
+
+    def on_reply(self, head: dict[str, Any], data: bytes) -> None:
+        """What has not its token, or makes no sense, is nothing."""
+        if head.get("token") != self._token or self._done.done():
+            return
+        if "begun" in head:
+            self._begun = True
+            if self._wanted:
+                self.interrupt()
+        elif "end" in head:
+            self._raised = _raised(head["end"])
+            self._done.set_result(None)
+        elif "variable" in head and len(self.variables) < VARIABLES_MAX:
+            if (variable := _variable(head["variable"])) is not None:
+                self.variables.append(variable)
+        elif "value" in head:
+            self._on_value(head, data)
+
+    def lost(self, exit: Exit | None, message: str) -> None:
+        """The interpreter is gone."""
+        if not self._done.done():
+            self._crash = (exit, message)
+            self._done.set_result(None)
+
+    # ---- what happens inside ----
+
+    async def _turn(self) -> bool:
+        """False: it was stopped before it was its turn."""
+        line = self._session.line
+        self._place = line.join()
+        try:
+            return self._place is None or await self._place
+        except asyncio.CancelledError:
+            if self._place is not None and self._place.done():
+                line.leave()
+            raise
+
+    def _limit(self, seconds: float, outcome: Outcome, message: str) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.stop, outcome, message)
+
+    def _kill(self) -> None:
+        self._session.kill("it did not end when it was interrupted")
+
+    def _on_value(self, head: dict[str, Any], data: bytes) -> None:
+        number, kind, media = head["value"], head.get("kind"), head.get("type")
+        if type(number) is not int or not 1 <= number <= VALUES_MAX or kind not in ("value", "display"):
+            return
+        if not isinstance(media, str) or not _MEDIA.fullmatch(media):
+            return
+        value = self._values.setdefault(number, Value(kind, {}, []))
+        if head.get("cut") or Call._held + len(data) > HELD_MAX:
+            value.truncated.append(media)
+        if data and media not in value.data and Call._held + len(data) <= HELD_MAX:
+            self._size += len(data)
+            Call._held += len(data)
+            binary = media.startswith("image/") and media != "image/svg+xml"
+            value.data[media] = base64.b64encode(data).decode() if binary else data.decode(errors="replace")
+
+    async def _conclude(self) -> SessionResult:
+        exit, lost = self._crash or (None, "")
+        duration = time.monotonic() - self._began if self._began else 0.0
+        usage, oom = await self._home.usage_since(self._before) if self._began else (Usage(), False)
+        crashed, message = self._crash is not None, ""
+        if self._cause is not None:
+            outcome, message = self._cause
+            timed_out = outcome is Outcome.TIMED_OUT
+            code = EXIT_TIMED_OUT if timed_out else EXIT_KILLED if crashed else EXIT_INTERRUPTED
+        elif crashed and exit is None:
+            outcome, code, message = Outcome.INTERNAL, EXIT_INTERNAL, lost
+        elif crashed and oom:
+            outcome, code = Outcome.OOM_KILLED, EXIT_KILLED
+            message = "the interpreter was killed: the environment's memory is used up"
+        elif exit is not None:
+            outcome = Outcome.FAILED if exit.signal is None else Outcome.SIGNALED
+            code, message = exit.code, lost
+        elif self._raised is not None:
+            outcome, code = Outcome.FAILED, _exit_code(self._raised)
+        else:
+            outcome, code = Outcome.COMPLETED, 0
+        entries = self._kept.entries()
+        return SessionResult(
+            execution_id=self.id,
+            outcome=outcome,
+            exit_code=code,
+            stdout_bytes=joined(entries, STDOUT),
+            stderr_bytes=joined(entries, STDERR),
+            stdout_size=self._seen[STDOUT].size,
+            stderr_size=self._seen[STDERR].size,
+            duration_seconds=duration,
+            usage=usage,
+            message=message,
+            values=tuple(value for _, value in sorted(self._values.items())),
+            raised=self._raised,
+            crashed=crashed,
+        )
+
+    def _leave(self) -> None:
+        Call._held -= self._size
+        self._size = 0
+        if self._timer is not None:
+            self._timer.cancel()
+        for tap in self._taps:
+            tap.close()
+        self._taps.clear()
+
+
+def _texts(found: Any, *names: str) -> list[str] | None:
+    """What it has under these names, if all of that is text."""
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), str) for name in names):
+        return None
+    return [found[name][:TEXT_MAX] for name in names]
+
+
+def _raised(found: Any) -> Raised | None:
+    texts = _texts(found, "name", "value", "traceback")
+    return None if texts is None else Raised(*texts)
+
+
+def _variable(found: Any) -> Variable | None:
+    texts = _texts(found, "name", "type", "text")
+    if texts is None or type(found.get("size")) is not int or not 0 <= found["size"] < 1 << 62:
+        return None
+    name, type_, text = texts
+    return Variable(name, type_, text, found["size"])
+
+
+def _exit_code(raised: Raised) -> int:
+    """1, or what the code itself said with `sys.exit(3)`."""
+    code = 1
+    if raised.name == "SystemExit" and raised.value.isdecimal() and len(raised.value) < 4:
+        with contextlib.suppress(ValueError):
+            code = int(raised.value) & 255 or 1
+    return code

@@ -1,0 +1,298 @@
+"""The sessions of one environment: interpreters that keep their state from one call to the next.
+
+A session in Python or JavaScript is one interpreter that runs our runner (`skerry.runners`). Its stdin brings
+requests, its stdout and stderr are the user's code's, and its replies come on a stream of their own. Whatever comes
+from it is the user's code's word: it can spoil the results of its own session, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from skerry.errors import (
+    Conflict,
+    GuestFailed,
+    InvalidRequest,
+    LimitReached,
+    SessionNotFound,
+    SkerryError,
+)
+from skerry.guest.channel import REPLIES, Exit, GuestProcess
+from skerry.guest.frames import ProtocolError
+from skerry.guest.replies import Parser
+from skerry.ids import new_id
+from skerry.manager.calls import Call, Code
+from skerry.manager.commands import Command
+from skerry.manager.line import Line
+from skerry.manager.output import Entry
+from skerry.models import Outcome, SessionInfo, Variable
+from skerry.runners import RUNNERS, Runner
+
+if TYPE_CHECKING:
+    from skerry.manager.executions import Executions
+
+SESSIONS_MAX = 16
+START_SECONDS = 30.0
+END_SECONDS = 1.0
+"""What an interpreter has to end by itself, when it is closed, before it is killed."""
+LIST_SECONDS = 10.0
+NOT_FOUND = 127
+LANGUAGES = (*RUNNERS,)
+_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Interpreter:
+    """One session with a runner."""
+
+    def __init__(self, home: Executions, id: str, language: str, command: Command) -> None:
+        self.id = id
+        self.home = home
+        self.language = language
+        self.line = Line()
+        self.current: Call | None = None
+        self.started_at = time.time()
+        self._command = command
+        self._runner: Runner = RUNNERS[language]
+        self._process: GuestProcess | None = None
+        self._parser = Parser()
+        self._over = asyncio.Event()
+        """Nothing more comes from the interpreter that was started last."""
+        self._calls = 0
+        self._message = ""
+        self._killed = ""
+
+    @property
+    def info(self) -> SessionInfo:
+        state = "crashed" if self._process is None else "idle" if self.line.empty else "busy"
+        return SessionInfo(
+            session_id=self.id,
+            environment_id=self.home.environment_id,
+            language=self.language,
+            state=state,
+            started_at=self.started_at,
+            calls=self._calls,
+            message=self._message,
+        )
+
+    async def start(self) -> None:
+        """Returns when the interpreter can be used.
+
+        Raises InvalidRequest (there is none in this image, a directory that is not there), LimitReached, GuestFailed.
+        """
+        start = self._command.start(self.home.variables)
+        start.argv, start.stdin, start.replies = self._runner.argv, True, True
+        process = await self.home.channel.start(start)
+        self._process, self._parser, self._message, self._killed = process, Parser(), "", ""
+        self._calls, self.started_at = 0, time.time()
+        self._over = asyncio.Event()
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.home.spawn(self._pump(process, ready, self._over))
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await process.write(self._runner.opening)
+                await asyncio.shield(ready)
+        except TimeoutError as error:
+            self.kill("it did not start")
+            raise GuestFailed(f"the interpreter did not start within {START_SECONDS:g} s") from error
+        except BaseException:
+            self.kill("it is not wanted any more")
+            raise
+
+    def prepare(self, code: Code) -> Call:
+        """One to `run()`."""
+        return Call(self, code.request, code.timeout)
+
+    async def variables(self) -> list[Variable]:
+        """What its code has defined. Raises Busy, Conflict (it has crashed, or does not answer)."""
+        call = Call(self, {"op": "variables"}, LIST_SECONDS)
+        result = await call.run()
+        if result.outcome is not Outcome.COMPLETED:
+            raise Conflict(f"the session did not list its variables: {result.message or result.outcome}")
+        return call.variables
+
+    def interrupt(self) -> None:
+        """What runs now ends with KeyboardInterrupt, or what the language has for that. Nothing runs: that is fine."""
+        if self.current is not None:
+            self.current.interrupt()
+
+    async def restart(self) -> None:
+        """Begin anew, without any state. Raises what `start()` does."""
+        await self._end("the session was restarted")
+        await self.start()
+
+    async def close(self) -> None:
+        """End it with everything that it started. Code that does not run now has a moment to finish its files."""
+        process = self._process
+        if process is not None and self.current is None:
+            with contextlib.suppress(TimeoutError, SkerryError):
+                async with asyncio.timeout(END_SECONDS):
+                    await process.close_stdin()
+                    await process.wait()
+        await self._end("the session was closed")
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.signal(number)
+
+    def kill(self, message: str) -> None:
+        """Kill the interpreter with everything that it started; whoever waits for a call is told."""
+        if self.current is not None:
+            self.current.release()
+        if self._process is not None and not self._killed:
+            self._killed = message
+            self.home.spawn(_kill(self._process))
+
+    # ---- for calls ----
+
+    def begin(self, call: Call) -> GuestProcess:
+        """Raises Conflict."""
+        if self._process is None:
+            raise Conflict(f"the session has crashed: {self._message}", hint="restart it")
+        self.current = call
+        self._calls += 1
+        self._parser.renew()
+        return self._process
+
+    def end(self, call: Call) -> None:
+        self.current = None
+
+    # ---- what happens inside ----
+
+    async def _end(self, message: str) -> None:
+        if self._process is None:
+            return
+        if self.current is not None:
+            self.current.stop(Outcome.CANCELED, message)
+        self.kill(message)
+        self._process, self._message = None, message
+        await self._over.wait()
+
+    async def _pump(self, process: GuestProcess, ready: asyncio.Future[None], over: asyncio.Event) -> None:
+        """Pass on what the interpreter writes until it is gone."""
+        exit: Exit | None = None
+        message = "the environment went away"
+        try:
+            async for stream, data in process.output():
+                if stream == REPLIES:
+                    for head, piece in self._parser.feed(data):
+                        self._on_reply(head, piece, ready)
+                elif self.current is not None:
+                    await self.current.on_output(stream, data)
+                else:  # of threads and programs that outlived their call
+                    self.home.log.add(Entry(time.time(), self.id, stream, data))
+            exit = await process.wait()
+            message = self._killed or _words(exit)
+            await process.kill()  # what it started
+        except ProtocolError as error:
+            message = f"the interpreter broke the protocol: {error}"
+            with contextlib.suppress(SkerryError):
+                await process.kill()
+                exit = await process.wait()
+        except GuestFailed as error:
+            message = f"the environment went away: {error.message}"
+        finally:
+            if self._process is process:
+                self._process, self._message = None, message
+            if self.current is not None:
+                self.current.lost(exit, message)
+            if not ready.done():
+                ready.set_exception(self._failure(exit, message))
+                ready.exception()
+            over.set()
+
+    def _on_reply(self, head: dict[str, Any], data: bytes, ready: asyncio.Future[None]) -> None:
+        if not ready.done():
+            ready.set_result(None)
+        elif self.current is not None:
+            self.current.on_reply(head, data)
+
+    def _failure(self, exit: Exit | None, message: str) -> SkerryError:
+        if exit is not None and exit.code == NOT_FOUND:
+            return InvalidRequest(
+                f"there is no {self._runner.argv[0]} in this environment", hint="use an image that has it"
+            )
+        return GuestFailed(f"the interpreter did not start: {message}")
+
+
+class Sessions:
+    """All sessions of one environment, by id."""
+
+    def __init__(self, home: Executions) -> None:
+        self._home = home
+        self._all: dict[str, Interpreter] = {}
+        self._starting = asyncio.Lock()
+
+    async def open(
+        self,
+        language: str,
+        session_id: str = "",
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+    ) -> Interpreter:
+        """A new session that can be used; or the one that has this id already, as it is.
+
+        Raises InvalidRequest, Conflict (the id is that of another language's), LimitReached, GuestFailed.
+        """
+        if language not in LANGUAGES:
+            raise InvalidRequest(
+                f"there are no sessions in {language!r}", hint=f"known: {', '.join(LANGUAGES)}"
+            )
+        if session_id and not _ID.fullmatch(session_id):
+            raise InvalidRequest(
+                f"{session_id!r} is not an id for a session", hint="up to 64 of A-Z a-z 0-9 _ . -"
+            )
+        command = Command(argv=["interpreter"], cwd=cwd, env=dict(env or {}), secrets=dict(secrets or {}))
+        async with self._starting:
+            if (found := self._all.get(session_id)) is not None:
+                if found.language != language:
+                    raise Conflict(f"session {session_id!r} is one in {found.language}")
+                return found
+            if len(self._all) >= SESSIONS_MAX:
+                raise LimitReached(
+                    f"{SESSIONS_MAX} sessions are open in this environment",
+                    hint="close one that is not needed",
+                )
+            session = Interpreter(self._home, session_id or new_id(), language, command)
+            await session.start()
+            self._all[session.id] = session
+            return session
+
+    def find(self, session_id: str) -> Interpreter:
+        """Raises SessionNotFound."""
+        found = self._all.get(session_id)
+        if found is None:
+            raise SessionNotFound(
+                f"no session {session_id!r} in environment {self._home.environment_id}",
+                hint="sessions end when they are closed, and with the daemon that started them",
+            )
+        return found
+
+    def list(self) -> list[Interpreter]:
+        return list(self._all.values())
+
+    async def close(self, session_id: str) -> None:
+        """Raises SessionNotFound."""
+        session = self.find(session_id)
+        await session.close()
+        self._all.pop(session_id, None)
+
+
+async def _kill(process: GuestProcess) -> None:
+    with contextlib.suppress(SkerryError):
+        await process.kill()
+
+
+def _words(exit: Exit) -> str:
+    if exit.signal is None:
+        return f"the interpreter ended with exit code {exit.code}"
+    with contextlib.suppress(ValueError):
+        return f"the interpreter was killed by {signal.Signals(exit.signal).name}"
+    return f"the interpreter was killed by signal {exit.signal}"

@@ -1,0 +1,34 @@
+"""The programs that are the interpreters of sessions. They run inside environments, where nothing of Skerry is."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from importlib.resources import files
+
+# A module of the user's in the working directory must not be taken for one that the runner needs.
+_PYTHON = """\
+import os, sys
+own = sys.path[:1] == [''] and sys.path.pop(0)
+requests = os.fdopen(os.dup(0), 'rb')
+scope = {'__name__': 'session', '__file__': '<session>'}
+exec(compile(requests.read(int(requests.readline())), scope['__file__'], 'exec'), scope)
+if own == '': sys.path.insert(0, own)
+scope['Runner'](requests).serve()
+"""
+
+
+class Runner:
+    """How an interpreter is started: its arguments, and what it must read before all requests."""
+
+    def __init__(self, file: str, *argv: str) -> None:
+        self.argv = list(argv)
+        self._file = file
+
+    @cached_property
+    def opening(self) -> bytes:
+        source = files(__name__).joinpath(self._file).read_bytes()
+        return b"%d\n%s" % (len(source), source)
+
+
+RUNNERS = {"python": Runner("python.py", "python3", "-c", _PYTHON)}
+"""By language."""

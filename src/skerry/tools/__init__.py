@@ -1,0 +1,1 @@
+"""What agents call: tools for models, each a thin client of the daemon."""

@@ -1,0 +1,59 @@
+"""Carries out what a model asks for."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from skerry.errors import PlatformError, SkerryError
+from skerry.tools import table
+from skerry.tools.aio.environment import AsyncEnvironmentTools
+from skerry.tools.arguments import check, shown
+from skerry.tools.results import FIELD_MAX, ToolResult, bounded, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from skerry.client.aio.environment import AsyncEnvironment
+
+_log = logging.getLogger("skerry.tools")
+
+
+class AsyncDispatcher:
+    """Tool calls of a model, in one environment, which has been created and is not deleted here.
+
+    `limit` is how many characters of a text (a stream, a file) the model is shown.
+    """
+
+    def __init__(self, environment: AsyncEnvironment, limit: int = FIELD_MAX) -> None:
+        self._limit = limit
+        inside = AsyncEnvironmentTools(environment, limit)
+        self._acts: dict[str, Callable[..., Any]] = {
+            table.EXECUTE_COMMAND.name: inside.execute_command,
+            table.WRITE_FILE.name: inside.write_file,
+            table.READ_FILE.name: inside.read_file,
+        }
+
+    async def call(self, name: object, arguments: object) -> ToolResult:
+        """The result of a tool call, whatever the name and the arguments are: no exception, no endless text.
+
+        `name` in either spelling (`environment.read_file`, `environment_read_file`), `arguments` an object or its JSON.
+        """
+        tool = table.find(name)
+        if tool is None:
+            known = ", ".join(tool.name for tool in table.TOOLS)
+            return ToolResult(f"There is no tool {shown(name)}. Tools: {known}", is_error=True)
+        try:
+            answer: dict[str, Any] = await self._acts[tool.name](**check(tool.parameters, arguments))
+        except PlatformError as error:
+            return self._failed(f"Sandbox error: {error}")
+        except SkerryError as error:
+            return self._failed(f"Invalid parameters: {error}" if error.status == 400 else f"Error: {error}")
+        except Exception:
+            _log.exception("tool %s", tool.name)
+            return self._failed("Sandbox error: the tool itself failed; its log says why")
+        return ToolResult(plain(json.dumps(answer, ensure_ascii=False)), is_error=bool(answer["error"]))
+
+    def _failed(self, text: str) -> ToolResult:
+        return ToolResult(plain(bounded(text, self._limit)), is_error=True)

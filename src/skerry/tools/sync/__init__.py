@@ -1,0 +1,1 @@
+"""The synchronous tools. Generated from `skerry.tools.aio`."""

@@ -1,0 +1,189 @@
+"""What models call, in a real environment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+import skerry
+from skerry.tools import table
+from skerry.tools.aio.dispatch import AsyncDispatcher
+from skerry.tools.results import FIELD_MAX
+from skerry.tools.sync.dispatch import Dispatcher
+from skerry.tools.sync.environment import READ_MAX, EnvironmentTools
+from tests import support
+from tests.integration.daemon import started
+from tests.unit.test_tools import ARGUMENTS, JUNK
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[skerry.Client]:
+    with support.temporary_home() as home, skerry.Client(str(home)) as client:
+        yield client
+
+
+@pytest.fixture
+def env(client: skerry.Client) -> Iterator[skerry.Environment]:
+    with skerry.Environment(memory="256m", disk="64m", client=client) as env:
+        yield env
+
+
+@pytest.fixture
+def tools(env: skerry.Environment) -> EnvironmentTools:
+    return EnvironmentTools(env)
+
+
+@pytest.mark.requirement("R43", "R44")
+def test_a_command_gives_exactly_four_fields(tools: EnvironmentTools) -> None:
+    assert tools.execute_command("echo out; echo err >&2; exit 3") == {
+        "error": True,
+        "stdout": "out\n",
+        "stderr": "err\n",
+        "exit_code": 3,
+    }
+    assert tools.execute_command("echo '{\"error\": true}'", timeout_seconds=60) == {
+        "error": False,
+        "stdout": '{"error": true}\n',
+        "stderr": "",
+        "exit_code": 0,
+    }
+
+
+@pytest.mark.requirement("R45")
+def test_directory_and_state_stay(tools: EnvironmentTools) -> None:
+    tools.execute_command("mkdir -p a/b && cd a/b && export WORD=kept && f() { echo function; }")
+    assert tools.execute_command("pwd; echo $WORD; f")["stdout"] == "/workspace/a/b\nkept\nfunction\n"
+
+
+@pytest.mark.requirement("R46", "R47")
+def test_files(tools: EnvironmentTools) -> None:
+    saved = {"error": False, "message": "File saved successfully."}
+    assert tools.write_file("src/main.py", "print('ä')\n") == saved
+    assert tools.write_file("src/main.py", "print('ö')\n") == saved
+    assert tools.execute_command("cd src && python3 main.py")["stdout"] == "ö\n"
+    # Files are named from the workspace, wherever the shell is.
+    assert tools.read_file("src/main.py") == {"error": False, "content": "print('ö')\n"}
+
+
+def test_files_that_cannot_be(tools: EnvironmentTools, env: skerry.Environment) -> None:
+    env.files.write("binary", b"\xff\xfe")
+    env.files.write("nul", "a\0b")
+    assert tools.read_file("nul") == {"error": False, "content": "a\0b"}
+    for path, words in (
+        ("missing", "missing"),
+        ("../../etc/passwd", "outside"),
+        ("binary", "not text in UTF-8"),
+        (".", "directory"),
+        ("a\0b", "NUL"),
+    ):
+        answer = tools.read_file(path)
+        assert (list(answer), answer["error"]) == (["error", "content"], True)
+        assert words in answer["content"], answer
+    tools.execute_command(f"truncate -s {READ_MAX + 1} large")
+    assert "larger than" in tools.read_file("large")["content"]
+    answer = tools.write_file("/etc/passwd", "x")
+    assert (list(answer), answer["error"]) == (["error", "message"], True)
+    assert tools.execute_command("yes | head -c 80m > full")["exit_code"] != 0
+    assert tools.write_file("more", "x" * 100_000)["error"]
+
+
+def test_a_command_that_does_not_end_by_itself_says_so_beside_its_output(tools: EnvironmentTools) -> None:
+    answer = tools.execute_command("echo begun; sleep 600", timeout_seconds=0.3)
+    message = answer.pop("message")
+    assert answer == {"error": True, "stdout": "begun\n", "stderr": "", "exit_code": 124}
+    assert "0.3" in message
+
+
+def test_long_output_keeps_head_and_tail_and_is_whole_in_a_file(
+    client: skerry.Client, env: skerry.Environment
+) -> None:
+    dispatcher = Dispatcher(env, limit=1000)
+    result = dispatcher.call("environment.execute_command", {"command": "seq 20000; seq 30000 >&2"})
+    answer = json.loads(result.content)
+    for stream, last in (("stdout", 20000), ("stderr", 30000)):
+        whole = "".join(f"{number}\n" for number in range(1, last + 1))
+        assert answer[stream].startswith(whole[:500] + "\n[... ")
+        assert answer[stream].endswith(" ...]\n" + whole[-500:])
+        assert f"{len(whole) - 1000} of {len(whole)} characters cut" in answer[stream]
+        path = answer[stream].split("all of it is in ")[1].split(" ")[0]
+        assert env.files.read(path) == whole
+        read = json.loads(dispatcher.call("environment_read_file", {"path": path}).content)
+        assert read["content"] == answer[stream]
+
+
+def test_output_beyond_what_the_daemon_keeps_is_named(env: skerry.Environment) -> None:
+    answer = EnvironmentTools(env, 1000).execute_command("yes | head -c 3000000")
+    assert answer["stdout"].endswith(
+        "[... only the first 1048576 of 3000000 bytes were kept; let it write to a file ...]"
+    )
+    full = EnvironmentTools(env, 1000).execute_command(
+        "cat /dev/zero > /tmp/full 2>&-; yes | head -c 30000; rm /tmp/full"
+    )
+    assert "10 characters cut" not in full["stdout"]
+    assert "29000 of 30000 characters cut" in full["stdout"]
+
+
+def test_a_lost_environment_is_no_output(client: skerry.Client) -> None:
+    env = skerry.Environment(client=client).create()
+    dispatcher = Dispatcher(env)
+    env.delete()
+    for tool, arguments in (
+        ("environment.execute_command", {"command": "true"}),
+        ("environment.read_file", {"path": "x"}),
+        ("environment.write_file", {"path": "x", "content": ""}),
+    ):
+        result = dispatcher.call(tool, arguments)
+        assert result.is_error
+        assert result.content.startswith("Error: "), result
+        with pytest.raises(ValueError, match="Expecting value"):
+            json.loads(result.content)
+
+
+def test_a_daemon_that_is_gone_is_no_output(home: Path) -> None:
+    with started(home) as daemon:
+        env = skerry.Environment(client=skerry.Client(url=f"unix://{daemon.socket}")).create()
+        daemon.kill()
+        result = Dispatcher(env).call("environment.execute_command", {"command": "true"})
+        assert result.is_error
+        assert result.content.startswith("Sandbox error: ")
+    with started(home):
+        env.delete()
+
+
+@hypothesis.settings(max_examples=150, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.given(
+    JUNK | st.sampled_from([name for tool in table.TOOLS for name in (tool.name, tool.function_name)]),
+    ARGUMENTS,
+    st.booleans(),
+)
+def test_whatever_a_model_sends_there_is_an_answer(
+    env: skerry.Environment, name: Any, arguments: Any, as_text: bool
+) -> None:
+    if isinstance(arguments, dict) and isinstance(arguments.get("timeout_seconds"), int | float):
+        hypothesis.assume(not arguments["timeout_seconds"] > 1)
+    if as_text:
+        arguments = json.dumps(arguments, default=repr)
+    result = Dispatcher(env).call(name, arguments)
+    assert result.content
+    assert len(result.content) < 8 * FIELD_MAX
+    result.content.encode()
+
+
+def test_the_dispatcher_for_programs_with_a_loop(home: Path) -> None:
+    async def main() -> None:
+        async with skerry.AsyncEnvironment() as env:
+            dispatcher = AsyncDispatcher(env)
+            one, two = await asyncio.gather(
+                dispatcher.call("environment.execute_command", '{"command": "echo one"}'),
+                dispatcher.call("environment.execute_command", '{"command": "echo two"}'),
+            )
+            assert [json.loads(result.content)["stdout"] for result in (one, two)] == ["one\n", "two\n"]
+
+    asyncio.run(main())
