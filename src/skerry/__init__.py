@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         ImageNotFound,
         InvalidRequest,
         IsolationUnavailable,
+        LanguageNotFound,
         LaunchFailed,
         LimitReached,
         MethodNotAllowed,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         UnsupportedMediaType,
     )
     from skerry.models import (
+        CodeResult,
         Enforcement,
         EnvironmentInfo,
         ExecutionInfo,
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
         FileEvent,
         FileInfo,
         ImageInfo,
+        LanguageInfo,
         Outcome,
         PoolHealth,
         PoolStats,
@@ -86,6 +89,7 @@ __all__ = [
     "AsyncWatch",
     "Busy",
     "Client",
+    "CodeResult",
     "Conflict",
     "DaemonUnavailable",
     "Denied",
@@ -110,6 +114,8 @@ __all__ = [
     "ImageNotFound",
     "InvalidRequest",
     "IsolationUnavailable",
+    "LanguageInfo",
+    "LanguageNotFound",
     "LaunchFailed",
     "LimitReached",
     "MethodNotAllowed",
@@ -149,6 +155,7 @@ _CLIENT = {
     "Watch": "files",
 }
 _MODELS = {
+    "CodeResult",
     "Enforcement",
     "EnvironmentInfo",
     "ExecutionInfo",
@@ -156,6 +163,7 @@ _MODELS = {
     "FileEvent",
     "FileInfo",
     "ImageInfo",
+    "LanguageInfo",
     "Outcome",
     "PoolHealth",
     "PoolStats",

@@ -41,6 +41,7 @@ POINTS = {
     "execute.output": "some of its output was read",
     "execute.ended": "its program has ended",
     "execute.concluded": "its result is known, and not written down",
+    "code.delivered": "a program lies in an environment of its own, and does not run yet",
     # A delete, or any other end.
     "delete.intended": "the audit knows that it is to be deleted",
     "delete.noted": "its row says that it is being deleted, and why",

@@ -190,6 +190,42 @@ class ExecutionResult(_Wire):
 
 
 @dataclass(frozen=True, slots=True)
+class CodeResult(ExecutionResult):
+    """One program that has run once."""
+
+    language: str = ""
+    version: str = ""
+    """Of the language, as it ran."""
+
+    def to_dict(self) -> dict[str, Any]:
+        # Not super(): slots make another class of this one, which it does not know.
+        return {**ExecutionResult.to_dict(self), "language": self.language, "version": self.version}
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> Self:
+        result = ExecutionResult.from_dict(raw)
+        values = {f.name: getattr(result, f.name) for f in fields(result)}
+        return cls(**values, language=raw["language"], version=raw["version"])
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageInfo(_Wire):
+    """One that programs can be written in."""
+
+    name: str
+    version: str
+    """Empty where it is not available."""
+    available: bool
+    reason: str = ""
+    """Why it is not available, and what to do about it."""
+    aliases: list[str] = field(default_factory=list)
+    file: str = ""
+    """What the program is called."""
+    image: str = "host"
+    """That it runs in, if no other is named."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionInfo(_Wire):
     session_id: str
     environment_id: str

@@ -192,6 +192,15 @@ def test_create(world: World, point: str) -> None:
         world.agree(daemon)
 
 
+@points("code.")
+def test_a_program_that_runs_once(world: World, point: str) -> None:
+    """Nobody waits for it any more: its environment is not taken over."""
+    world.die_at(point, lambda daemon: daemon.call("POST", "/execute", {"language": "bash", "code": "true"}))
+    with world.daemon() as daemon:
+        assert set(listed(daemon)) == {world.old, world.other}
+        world.agree(daemon)
+
+
 @points("blank.")
 def test_what_is_made_ahead(world: World, point: str) -> None:
     made: list[str] = []

@@ -108,6 +108,7 @@ async def pieces(make: Callable[..., Any], data: bytes, **first: Any) -> AsyncIt
         yield make(data=data[at : at + 1000])
 
 
+@pytest.mark.requirement("R23")
 def test_every_rpc() -> None:
     address = f"127.0.0.1:{support.free_port()}"
     with support.temporary_home() as home, started(home, "--grpc", address) as daemon:

@@ -67,6 +67,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, C
     return run
 
 
+@pytest.mark.requirement("F4")
 def test_pip(install: Callable[[str, Commands], None], monkeypatch: pytest.MonkeyPatch) -> None:
     need("pip", "python3-pip")
     monkeypatch.setenv("PIP_INDEX_URL", f"{URL}/simple")
@@ -81,6 +82,7 @@ def test_pip(install: Callable[[str, Commands], None], monkeypatch: pytest.Monke
     )
 
 
+@pytest.mark.requirement("F4")
 def test_npm(install: Callable[[str, Commands], None], monkeypatch: pytest.MonkeyPatch) -> None:
     need("npm", "npm")
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", f"{URL}/npm/")

@@ -41,6 +41,7 @@ def test_nothing_by_default(user: support.Nobody | None) -> None:
         assert env.network.show()["network"] == "none"
 
 
+@pytest.mark.requirement("R33", "F6")
 @contained
 def test_exactly_what_was_allowed(user: support.Nobody | None) -> None:
     with world(user) as (outside, daemon, client), Environment(client=client, allow=["example.com"]) as env:
@@ -68,6 +69,7 @@ def test_exactly_what_was_allowed(user: support.Nobody | None) -> None:
         assert rows[1]["detail"]["received_bytes"] > 6
 
 
+@pytest.mark.requirement("R33")
 @contained
 def test_never_the_inside(user: support.Nobody | None) -> None:
     with world(user) as (outside, _, client):

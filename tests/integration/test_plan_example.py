@@ -55,6 +55,7 @@ def repository(folder: Path) -> None:
     subprocess.run(["git", "clone", "-q", "--bare", work, folder / "example.git"], check=True)
 
 
+@pytest.mark.requirement("R49", "F4")
 @pytest.mark.slow
 def test_clone_install_and_run(tmp_path: Path) -> None:
     if shutil.which("git") is None or shutil.which("npm") is None:

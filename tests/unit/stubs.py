@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from typing import Any, cast
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
@@ -223,6 +223,7 @@ class StubBackend:
         self.living: set[str] = set()
         self.stops: list[str] = []
         self.channels: dict[str, StubChannel] = {}
+        self.delivered: dict[str, dict[str, bytes]] = {}
         self.oom_kills = 0
         self.cpu_seconds = 0.0
         self.resets = 0
@@ -279,6 +280,9 @@ class StubBackend:
     async def open_network(self, environment_id: str) -> Sockets:
         return Sockets([], [])
 
+    async def deliver(self, environment_id: str, files: Mapping[str, bytes]) -> None:
+        self.delivered[environment_id] = dict(files)
+
     async def stop(self, environment_id: str) -> None:
         self.stops.append(environment_id)
         self.fault("stop", environment_id)
@@ -321,7 +325,7 @@ class StubImages:
 
 
 class StubImage:
-    name = "host"
+    name = ref = "host"
     digest = "sha256:0"
 
     def __init__(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +32,15 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class Layer:
+    """A directory of the daemon that an instance sees, and can only read."""
+
+    name: str
+    """Where it is: below `Instance.run_path`."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceSpec:
     """Everything that a backend needs to start one instance."""
 
@@ -39,6 +49,9 @@ class InstanceSpec:
     policy: Policy
     orphan: float = 3600.0
     """Seconds after which it ends by itself when no daemon is connected to its guest any more."""
+    program: bool = False
+    """Whether its workspace is for a program that is brought by `deliver`, and can only be read from inside."""
+    layers: tuple[Layer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +60,11 @@ class Instance:
 
     environment_id: str
     workspace: str
-    """`disk` or `memory`: what was really made."""
+    """`disk`, `memory` or `program`: what was really made."""
     workspace_path: str
     """Where the workspace is in the instance's own view; `/workspace` wherever there is a root of its own."""
+    tmp_path: str = "/tmp"  # noqa: S108
+    run_path: str = "/run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +124,14 @@ class Backend(Protocol):
         """New sockets at which all that it sends arrives, from now on; those of before are dead then.
 
         Raises EnvironmentNotFound, IsolationUnavailable.
+        """
+        ...
+
+    async def deliver(self, environment_id: str, files: Mapping[str, bytes]) -> None:
+        """Put files into the workspace of an instance that was started for a `program`; before anything runs in it.
+
+        Paths are relative, without `.` and `..`, and none is below another. Raises InvalidRequest for one that is too
+        long, DiskFull, PlatformError.
         """
         ...
 

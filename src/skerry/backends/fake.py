@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import socket
+from collections.abc import Mapping
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.instances import InstanceDirectory, Record, Running, helpers_in, list_directories
@@ -48,6 +49,8 @@ class FakeBackend:
         hit("create.taken")
         try:
             workspace, tmp, run = (directory.place(name, 0o700) for name in ("workspace", "tmp", "run"))
+            for layer in spec.layers:
+                os.symlink(layer.source, f"{run}/{layer.name}")
             steps = plan.bare_steps(workspace, tmp, run, spec.policy.limits, spec.orphan)
             with directory.listen() as listener:
                 launch = Launch(self._helper, listener.fileno())
@@ -67,7 +70,7 @@ class FakeBackend:
             directory.remove()
             raise
         self._live[spec.environment_id] = running
-        return Instance(spec.environment_id, "disk", workspace)
+        return Instance(spec.environment_id, "program" if spec.program else "disk", workspace, tmp, run)
 
     def fixed(self, policy: Policy) -> tuple[object, ...]:
         return (policy.limits.fds,)
@@ -83,7 +86,8 @@ class FakeBackend:
         if (running := Running.from_record(record)) is None:
             raise EnvironmentNotFound("its processes are gone")
         self._live[spec.environment_id] = running
-        return Instance(spec.environment_id, "disk", f"{directory.path}/workspace")
+        workspace, tmp, run = (f"{directory.path}/{name}" for name in ("workspace", "tmp", "run"))
+        return Instance(spec.environment_id, "disk", workspace, tmp, run)
 
     async def connect(self, environment_id: str) -> socket.socket:
         return InstanceDirectory(self._instances, environment_id).connect()
@@ -92,6 +96,9 @@ class FakeBackend:
         raise IsolationUnavailable(
             "this backend has no network of its own", hint="ask for isolation 'namespace'"
         )
+
+    async def deliver(self, environment_id: str, files: Mapping[str, bytes]) -> None:
+        InstanceDirectory(self._instances, environment_id).deliver(files)
 
     async def stop(self, environment_id: str) -> None:
         directory = InstanceDirectory(self._instances, environment_id)

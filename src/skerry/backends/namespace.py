@@ -11,9 +11,10 @@ import contextlib
 import hashlib
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
+from skerry.backends.base import Capabilities, Instance, InstanceSpec, Layer, Sample
 from skerry.backends.blanks import READY, REFILL_AFTER, Blank, Blanks
 from skerry.backends.handover import handed_over
 from skerry.backends.instances import InstanceDirectory, Running, list_directories, not_made
@@ -94,7 +95,7 @@ class NamespaceBackend:
 
     async def start(self, spec: InstanceSpec) -> Instance:
         policy = spec.policy
-        kind = self._workspace_kind(policy)
+        kind = "program" if spec.program else self._workspace_kind(policy)
         filter_fd = self._filter(policy.profile)
         blank = await self._blanks.take(spec.environment_id)
         hit("create.taken")
@@ -109,8 +110,14 @@ class NamespaceBackend:
             fds = [filter_fd]
             with contextlib.ExitStack() as descriptors:
                 workspace = await self._workspace(kind, policy, blank, fds, descriptors)
+                self._layers(spec.layers, fds, descriptors)
                 rest = plan.Plan(
-                    workspace, policy.limits, self._rootful, spec.orphan, self._cgroups.mode == "none"
+                    workspace,
+                    policy.limits,
+                    self._rootful,
+                    spec.orphan,
+                    self._cgroups.mode == "none",
+                    tuple((layer.name, layer.source) for layer in spec.layers),
                 )
                 blank.launch.send(rest.encode(), fds)
             hit("create.sent")
@@ -198,6 +205,9 @@ class NamespaceBackend:
         except OSError as error:
             raise IsolationUnavailable(f"its network cannot be entered: {error.strerror}") from error
 
+    async def deliver(self, environment_id: str, files: Mapping[str, bytes]) -> None:
+        await asyncio.to_thread(InstanceDirectory(self._instances, environment_id).deliver, files)
+
     async def stop(self, environment_id: str) -> None:
         self._blanks.forget(environment_id)
         live = self._live.get(environment_id) or self._left_behind(environment_id)
@@ -240,7 +250,9 @@ class NamespaceBackend:
                 Enforcement("pids_of_user", True, str(limits.pids), "RLIMIT_NPROC, in this user namespace"),
             ]
         rows.append(Enforcement("fds", True, str(limits.fds), "RLIMIT_NOFILE of each process"))
-        if facts.workspace == "memory":
+        if facts.workspace == "program":
+            rows.append(Enforcement("workspace", True, "read-only", "a mount that cannot be written"))
+        elif facts.workspace == "memory":
             size = str(_memory_size(facts.policy))
             rows.append(Enforcement("disk", True, size, "size of the tmpfs at /workspace"))
             rows.append(Enforcement("inodes", True, str(limits.inodes), "nr_inodes of the tmpfs"))
@@ -312,7 +324,14 @@ class NamespaceBackend:
     async def _workspace(
         self, kind: str, policy: Policy, blank: Blank, fds: Descriptors, descriptors: contextlib.ExitStack
     ) -> plan.Workspace:
-        """What /workspace will be; a file system of its own goes to the end of `fds`."""
+        """What /workspace will be; a mount that is sent along goes to the end of `fds`."""
+        if kind == "program":
+            directory = blank.directory.place("workspace", 0o755)
+            if self._rootful:
+                fds.append(self._copy_tree(directory, descriptors))
+                with contextlib.suppress(OSError):  # then its files are nobody's, inside
+                    mounts.map_ids(fds[-1], blank.user_namespace)
+            return plan.Workspace(directory=directory, read_only=True)
         if kind == "disk" and self._volumes is not None:
             fds.append(await self._volume(policy, blank.uid_base))
             descriptors.callback(os.close, fds[-1])
@@ -327,17 +346,26 @@ class NamespaceBackend:
         if not self._rootful:
             return found
         for path, below in root.sources:
-            try:
-                fd = mounts.copy_tree(path, mounts.RDONLY | mounts.NOSUID | mounts.NODEV, recursive=below)
-            except OSError as error:
-                raise step_failed("tree", error.errno or 0, path) from error
-            descriptors.callback(os.close, fd)
-            found.append(fd)
+            found.append(self._copy_tree(path, descriptors, recursive=below))
         # Files of an image belong to the environment's users, files of the host stay nobody's. A file system without
         # id-mapped mounts shows its files as nobody's too: less pretty, no less safe.
         with contextlib.suppress(OSError):
             mounts.map_ids(found[0], blank.user_namespace)
         return found
+
+    def _layers(self, layers: tuple[Layer, ...], fds: Descriptors, descriptors: contextlib.ExitStack) -> None:
+        """With the powers of root, their mounts at the end of `fds`; else the helper makes them."""
+        if self._rootful:
+            fds += [self._copy_tree(layer.source, descriptors) for layer in layers]
+
+    def _copy_tree(self, path: str, descriptors: contextlib.ExitStack, *, recursive: bool = False) -> int:
+        """A mount of it that can only be read, open until `descriptors` are closed. Raises LaunchFailed."""
+        try:
+            fd = mounts.copy_tree(path, mounts.RDONLY | mounts.NOSUID | mounts.NODEV, recursive=recursive)
+        except OSError as error:
+            raise step_failed("tree", error.errno or 0, path) from error
+        descriptors.callback(os.close, fd)
+        return fd
 
     def _root(self, image: Image) -> plan.Root:
         if image.rootfs is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict, dataclass, field
 
-from skerry.backends.base import Backend, Instance
+from skerry.backends.base import Backend, Instance, Layer
 from skerry.egress.limits import Traffic
 from skerry.errors import EnvironmentEnded
 from skerry.images.store import Image
@@ -46,6 +46,9 @@ class Environment:
     recorded: bool = False
     """Whether its row is in the store."""
     key: Key | None = None
+    program: bool = False
+    """Whether it is for one program, whose caller waits: see InstanceSpec. No other daemon takes it over."""
+    layers: tuple[Layer, ...] = ()
     repeats: str = ""
     """The id of the environment that was meant, if the request was made before."""
     uses: int = 0

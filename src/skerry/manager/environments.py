@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from skerry.backends.base import Layer
 from skerry.backends.registry import Registry
 from skerry.egress import presets
 from skerry.egress.addresses import Ranges
@@ -132,8 +133,12 @@ class EnvironmentManager:
         idle: float = 900.0,
         env: dict[str, str] | None = None,
         key: Key | None = None,
+        program: bool = False,
+        layers: tuple[Layer, ...] = (),
     ) -> Environment:
         """A running environment, or nothing at all. With a key that was used before: the one that it made.
+
+        `program` and `layers` are those of InstanceSpec.
 
         Raises InvalidRequest, Conflict (the name is taken, or the key was used for something else), ImageNotFound,
         IsolationUnavailable, LaunchFailed, GuestFailed, DiskFull, DaemonUnavailable (it is stopping),
@@ -156,7 +161,7 @@ class EnvironmentManager:
         backend, capabilities = self._registry.pick(policy.isolation)
         now, began = time.time(), time.monotonic()
         pool, entry = None, None
-        if not self._lifecycle.refused(caller.tenant):
+        if not (program or layers or self._lifecycle.refused(caller.tenant)):
             pool, entry = self.pools.take(found, policy, backend)
         environment = Environment(
             id=backend.reserve() if entry is None else entry.id,
@@ -174,6 +179,8 @@ class EnvironmentManager:
             key=key,
             pool=pool,
             entry=entry,
+            program=program,
+            layers=layers,
         )
         environment.lease = Lease(self._clock, lifetime, idle, environment.busy)
         self._catalogue.add(environment)

@@ -90,7 +90,14 @@ class Lifecycle:
 
         Raises LaunchFailed, GuestFailed, DiskFull, IsolationUnavailable, Conflict, QuotaExceeded, StoreUnavailable.
         """
-        spec = InstanceSpec(environment.id, environment.image, environment.policy, orphan(environment))
+        spec = InstanceSpec(
+            environment.id,
+            environment.image,
+            environment.policy,
+            orphan(environment),
+            environment.program,
+            environment.layers,
+        )
         # Before its row can be there: the next daemon takes over what has a row.
         channel = await self._from_pool(environment.entry, spec) if environment.entry is not None else None
         written = asyncio.create_task(self._write_down(environment, act))  # as soon as this one has to wait

@@ -123,6 +123,9 @@ class Recovery:
             await self._lifecycle.end(environment, record.ended_reason, Outcome(record.outcome))
             hit("recover.ended")
             return
+        if record.instance.get("program"):
+            await self._lifecycle.end(environment, "its caller went away with the daemon", Outcome.CANCELED)
+            return
         try:
             if record.boot_id != boot_id():
                 raise EnvironmentNotFound("the host was restarted")

@@ -79,6 +79,32 @@ READ_FILE = Tool(
     writes=False,
 )
 
+EXECUTE_CODE = Tool(
+    "execute_code",
+    "Executes a program in a secure, isolated sandbox: Python, Node.js, Go, or Bash. Every run starts fresh, and"
+    " nothing stays for the next. Only the standard library is available; the program and its files can only be read,"
+    " /tmp can be written.",
+    _object(
+        ["language", "code"],
+        language={
+            "type": "string",
+            "enum": ["python", "nodejs", "go", "bash"],
+            "description": "Programming language to execute",
+        },
+        code={"type": "string", "description": "The code to execute"},
+        stdin={"type": "string", "description": "Optional standard input"},
+        files={
+            "type": "object",
+            "additionalProperties": {"type": "string"},
+            "description": "Optional additional files (filename -> content)",
+        },
+        timeout={"type": "integer", "description": "Timeout in seconds (default: 30, max: 300)"},
+        cpu_limit={"type": "integer", "description": "CPU limit in millicores (default: 1000)"},
+        mem_limit={"type": "integer", "description": "Memory limit in MB (default: 512)"},
+    ),
+)
+"""Needs no environment: see `skerry.tools.aio.execute_code`."""
+
 TOOLS = (EXECUTE_COMMAND, WRITE_FILE, READ_FILE)
 
 

@@ -11,10 +11,18 @@ from skerry.client.http1 import quote
 from skerry.client.sync.stream import blocking, blocking_iterator
 from skerry.client.sync.transport import Transport
 from skerry.errors import DaemonUnavailable, PlatformError, from_dict
-from skerry.models import EnvironmentInfo, ImageInfo, PoolHealth, PoolStats
+from skerry.models import (
+    CodeResult,
+    EnvironmentInfo,
+    ImageInfo,
+    LanguageInfo,
+    PoolHealth,
+    PoolStats,
+    encode_bytes,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from os import PathLike
     from typing import Self
 
@@ -106,6 +114,58 @@ class Client:
             if not answer.get("next"):
                 return found
             query = {**query, "after": answer["next"]}
+
+    def execute_code(
+        self,
+        language: str,
+        code: str,
+        *,
+        stdin: str | bytes | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        timeout: float | None = None,
+        cpu_limit: int | None = None,
+        mem_limit: int | None = None,
+        network: str | None = None,
+        allow: Sequence[str] | None = None,
+        isolation: str | None = None,
+        image: str | None = None,
+        output_limit: int | None = None,
+    ) -> CodeResult:
+        """Run a program once, in an environment that is made for it and removed afterwards.
+
+        `files` are other files by their paths; like the program they can only be read, and /tmp can be written.
+        `timeout` is in seconds (30, at most 300), `cpu_limit` in millicores (1000), `mem_limit` in MB (512). A program
+        that fails, hangs or is killed is a result, not an exception. Giving up on the call kills it.
+
+        Raises InvalidRequest, LanguageNotFound when there is no such language or the image cannot run it, and what
+        creating an environment does.
+        """
+        request: dict[str, Any] = {"language": language, "code": code}
+        if stdin is not None:
+            data = stdin.encode(errors="surrogateescape") if isinstance(stdin, str) else bytes(stdin)
+            request["stdin"], request["stdin_encoding"] = encode_bytes(data)
+        if files:
+            request["files"] = {
+                path: content if isinstance(content, str) else bytes(content).decode(errors="surrogateescape")
+                for path, content in files.items()
+            }
+        given = {
+            "timeout": timeout,
+            "cpu_limit": cpu_limit,
+            "mem_limit": mem_limit,
+            "network": network if network or not allow else "allowlist",
+            "allow": list(allow) if allow else None,
+            "isolation": isolation,
+            "image": image,
+            "output_limit": output_limit,
+        }
+        request |= {name: value for name, value in given.items() if value is not None}
+        return CodeResult.from_dict(self.transport.call("POST", "/execute", json=request))
+
+    def languages(self) -> list[LanguageInfo]:
+        """The languages that programs can be written in, and whether they can be run here."""
+        answer = self.transport.call("GET", "/languages")
+        return [LanguageInfo.from_dict(raw) for raw in answer["languages"]]
 
     def images(self) -> list[ImageInfo]:
         """The images that environments can be made from now."""

@@ -36,6 +36,7 @@ REFERENCE = "#/components/schemas/"
 TAGS = {
     "environments": "Isolated places to run code in.",
     "executions": "Programs that run in an environment.",
+    "code": "Programs that run once, in an environment of their own.",
     "sessions": "Interpreters that keep their state from one call to the next.",
     "files": "Files of an environment, as its own user sees them.",
     "network": "What an environment may reach.",

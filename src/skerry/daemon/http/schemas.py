@@ -17,6 +17,7 @@ from skerry.models import (
     ExecutionInfo,
     FileInfo,
     ImageInfo,
+    LanguageInfo,
     Outcome,
     PoolStats,
     Raised,
@@ -149,6 +150,16 @@ class Result(ResultSummary):
     stdout_encoding: Literal["utf-8", "base64"]
     """`base64` where the bytes are no UTF-8."""
     stderr_encoding: Literal["utf-8", "base64"]
+
+
+class CodeResult(Result):
+    language: str
+    version: str
+    """Of the language, as it ran."""
+
+
+class LanguageList(TypedDict):
+    languages: list[LanguageInfo]
 
 
 @shape

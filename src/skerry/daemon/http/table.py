@@ -5,6 +5,7 @@ from __future__ import annotations
 from skerry.daemon.http import (
     attach,
     audit,
+    code,
     documents,
     environments,
     events,
@@ -24,6 +25,7 @@ OPERATIONS = (
     *executions.OPERATIONS,
     *events.OPERATIONS,
     *attach.OPERATIONS,
+    *code.OPERATIONS,
     *sessions.OPERATIONS,
     *files.OPERATIONS,
     *network.OPERATIONS,
