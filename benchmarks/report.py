@@ -170,6 +170,12 @@ def facts(results: Mapping[str, Any]) -> list[str]:
             f"({direct['connect'] * 1e6:.0f}) µs, 1,000 at once in {proxy['together']:.1f} "
             f"({direct['together']:.1f}) s."
         )
+        first, again, attempts = egress["first"], egress["again"], egress["attempts"]
+        said.append(
+            f"{first['open']:,} connections out of an environment take {first['bytes'] / MIB:.1f} MiB of the daemon's "
+            f"memory, and {again['bytes'] / MIB:.1f} MiB more the next time. Of {attempts['tried']:,} at once "
+            f"{attempts['open']:,} are let through, with {attempts['bytes'] / MIB:.1f} MiB more."
+        )
     return said
 
 

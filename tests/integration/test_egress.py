@@ -17,7 +17,7 @@ from skerry.egress.proxy import Connection
 from skerry.egress.rules import Rules
 from skerry.errors import IsolationUnavailable, PlatformError
 from skerry.host.launcher import Helper
-from skerry.host.network import Namespaces, catch_all
+from skerry.host.network import catch_all
 from skerry.policy import Limits
 from tests.integration.egress_world import OK, SILENT, World, in_a_network_of_its_own, world
 
@@ -102,7 +102,7 @@ def test_a_network_that_cannot_be_entered() -> None:
         open("/dev/null") as nothing,
         pytest.raises(IsolationUnavailable, match="entering its network failed"),
     ):
-        catch_all(helper, Namespaces(-1, nothing.fileno()))
+        catch_all(helper, nothing.fileno(), rootful=True)
     assert os.listdir("/proc/self/fd") == before
     helper.close()
 

@@ -82,6 +82,7 @@ def test_it_outlives_the_daemon(user: support.Nobody | None) -> None:
         assert set(outside.arrived) == {(PUBLIC, 80), (OTHER, 80)}
 
 
+@pytest.mark.requirement("R33")
 @contained
 def test_two_environments_do_not_reach_each_other(user: support.Nobody | None) -> None:
     """Not by any address that the other one has, nor by a name that leads there."""
@@ -108,6 +109,7 @@ def test_two_environments_do_not_reach_each_other(user: support.Nobody | None) -
         server.kill()
 
 
+@pytest.mark.requirement("R33")
 @contained
 def test_never_the_daemon(user: support.Nobody | None) -> None:
     with world(user, "--listen", "127.0.0.1:7443", **{"api.inside.example": "127.0.0.1"}) as (_, _, client):

@@ -91,11 +91,9 @@ def test_the_one_that_was_noted(tmp_path: Path) -> None:
         with playing(tmp_path, script) as (directory, noted):
             found = await handed_over(directory, noted)
             assert found is not None
-            assert identity(found.net) == noted
-            assert os.readlink(f"/proc/self/fd/{found.user}") == os.readlink("/proc/self/ns/user")
-            assert not os.get_inheritable(found.net)
-            assert not os.get_inheritable(found.user)
-            found.close()
+            assert identity(found) == noted
+            assert not os.get_inheritable(found)
+            os.close(found)
 
     asyncio.run(ask())
 
@@ -113,13 +111,6 @@ def something_else(stream: socket.socket, its: int, another: int) -> None:
     stream.sendall(HELLO)
     with open("/dev/null") as null:
         socket.send_fds(stream, [RESULT], [null.fileno()])
-
-
-def a_name_only(stream: socket.socket, its: int, another: int) -> None:
-    stream.sendall(HELLO)
-    path = os.open(f"/proc/self/fd/{its}", os.O_PATH)
-    socket.send_fds(stream, [RESULT], [path])
-    os.close(path)
 
 
 def one_after_the_other(stream: socket.socket, its: int, another: int) -> None:
@@ -148,16 +139,10 @@ def many_at_once(stream: socket.socket, its: int, another: int) -> None:
     socket.send_fds(stream, [HELLO + RESULT], [another, *[its] * 100])
 
 
-HOSTILE = [
-    many_at_once,
-    another,
-    nothing,
-    something_else,
-    a_name_only,
-    one_after_the_other,
-    one_for_each_byte,
-]
-HOSTILE += [the_wrong_words, too_few_words, no_word]
+HOSTILE = (
+    *(many_at_once, another, nothing, something_else, one_after_the_other, one_for_each_byte),
+    *(the_wrong_words, too_few_words, no_word),
+)
 
 
 @pytest.mark.parametrize("script", HOSTILE)

@@ -84,6 +84,18 @@ def test_what_the_audit_takes_is_told() -> None:
 def test_the_way_out_in_one_sentence() -> None:
     direct = {"download": 2 << 30, "upload": 3 << 30, "trip": 2e-5, "connect": 3e-4, "together": 1.4}
     proxy = {"download": 1 << 30, "upload": 1 << 30, "trip": 6e-5, "connect": 5e-4, "together": 1.6}
-    (said,) = report.facts({"missing": {}, "egress": {"direct": direct, "proxy": proxy}})
-    assert "download 1024 (2048) MiB/s" in said
-    assert "1,000 at once in 1.6 (1.4) s" in said
+    egress = {
+        "direct": direct,
+        "proxy": proxy,
+        "first": {"tried": 1000, "open": 1000, "bytes": 20 << 20},
+        "again": {"tried": 1000, "open": 1000, "bytes": 0},
+        "attempts": {"tried": 10_000, "open": 1024, "bytes": 1 << 19},
+    }
+    speed, crowds = report.facts({"missing": {}, "egress": egress})
+    assert "download 1024 (2048) MiB/s" in speed
+    assert "1,000 at once in 1.6 (1.4) s" in speed
+    assert (
+        "1,000 connections out of an environment take 20.0 MiB of the daemon's memory, and 0.0 MiB more"
+        in crowds
+    )
+    assert "Of 10,000 at once 1,024 are let through, with 0.5 MiB more" in crowds

@@ -29,7 +29,7 @@ from skerry.failpoints import hit
 from skerry.host import mounts, plan, seccomp, uids
 from skerry.host.cgroups import Cgroup, CgroupManager
 from skerry.host.launcher import Helper, step_failed, try_steps
-from skerry.host.network import Namespaces, Sockets, catch_all
+from skerry.host.network import Sockets, catch_all, identity, network_of
 from skerry.host.readback import protections
 from skerry.host.volumes import SUBDIR, Volumes
 from skerry.images.hostroot import HostRoots
@@ -47,7 +47,8 @@ class _Live:
     cgroup: Cgroup
     running: Running
     uid_base: int | None
-    namespaces: Namespaces | None = None
+    network: int | None = None
+    """A descriptor, without root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,8 @@ class NamespaceBackend:
             blank.launch.keep()
             hit("create.kept")
             blank.cgroup.apply(policy.limits)
-            facts = {"workspace": kind, "shared": root.shared, "network": blank.network}
+            network = None if blank.network is None else identity(blank.network)
+            facts = {"workspace": kind, "shared": root.shared, "network": network}
             blank.directory.note(facts)
             hit("create.noted")
             await blank.launch.done()
@@ -132,7 +134,7 @@ class NamespaceBackend:
             if shared != root.shared:
                 blank.directory.note({**facts, "shared": shared})
             self._live[blank.id] = _Live(
-                blank.cgroup, Running(blank.launch.pid), blank.uid_base, blank.namespaces
+                blank.cgroup, Running(blank.launch.pid), blank.uid_base, blank.network
             )
             self._facts[blank.id] = _Facts(policy, kind, shared)
             undo.pop_all()
@@ -177,7 +179,7 @@ class NamespaceBackend:
         self._live[id_] = live = _Live(cgroup, running, record.uid_base)
         self._facts[id_] = _Facts(spec.policy, facts["workspace"], facts["shared"])
         if not self._rootful:
-            live.namespaces = await handed_over(directory, facts.get("network"))
+            live.network = await handed_over(directory, facts.get("network"))
         return Instance(id_, facts["workspace"], "/workspace")
 
     async def connect(self, environment_id: str) -> socket.socket:
@@ -185,20 +187,20 @@ class NamespaceBackend:
 
     async def open_network(self, environment_id: str) -> Sockets:
         live = self._get(environment_id)
-        if live.namespaces is None and not self._rootful:
+        if live.network is None and not self._rootful:
             raise IsolationUnavailable(
                 "its network cannot be entered: its guest did not hand it over to this daemon",
                 hint="create a new environment",
             )
 
         def work() -> Sockets:
-            if live.namespaces is not None:
-                return catch_all(self._helper, live.namespaces)
-            namespaces = Namespaces.of(live.running.handle.pid, rootful=True)
+            if live.network is not None:
+                return catch_all(self._helper, live.network, rootful=False)
+            network = network_of(live.running.handle.pid)
             try:
-                return catch_all(self._helper, namespaces)
+                return catch_all(self._helper, network, rootful=True)
             finally:
-                namespaces.close()
+                os.close(network)
 
         try:
             return await asyncio.to_thread(work)
@@ -226,8 +228,8 @@ class NamespaceBackend:
         self._facts.pop(environment_id, None)
         if live is not None:
             live.running.handle.close()
-        if last is not None and last.namespaces is not None:
-            last.namespaces.close()
+        if last is not None and last.network is not None:
+            os.close(last.network)
 
     def alive(self, environment_id: str) -> bool:
         live = self._live.get(environment_id)
