@@ -63,6 +63,8 @@ class World:
             session_id="analysis",
             image="host",
             token_id="t4n8q2r6w1zc",
+            session_id="analysis",
+            pool="default",
             tenant="acme",
         )
         query = {parameter.name: "1" for parameter in operation.query if parameter.required}
