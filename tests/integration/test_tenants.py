@@ -60,7 +60,6 @@ class World:
         path = operation.path.format(
             environment_id=self.environment,
             execution_id=self.execution,
-            session_id="analysis",
             image="host",
             token_id="t4n8q2r6w1zc",
             session_id="analysis",
