@@ -11,7 +11,15 @@ from skerry.client.http1 import quote
 from skerry.client.sync.stream import blocking, blocking_iterator
 from skerry.client.sync.transport import Transport
 from skerry.errors import DaemonUnavailable, PlatformError, from_dict
-from skerry.models import CodeResult, EnvironmentInfo, ImageInfo, LanguageInfo, encode_bytes
+from skerry.models import (
+    CodeResult,
+    EnvironmentInfo,
+    ImageInfo,
+    LanguageInfo,
+    PoolHealth,
+    PoolStats,
+    encode_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -241,6 +249,25 @@ class Client:
         wanted = {"environments": environments, "cpus": cpus, "memory": memory}
         answer: dict[str, Any] = self.transport.call("PUT", f"/quotas/{quote(tenant)}", json=wanted)
         return answer
+
+    def pools(self) -> list[PoolStats]:
+        """How each pool is doing."""
+        answer = self.transport.call("GET", "/pools")
+        return [PoolStats.from_dict(stats) for stats in answer["pools"]]
+
+    def warm_up_pool(self, pool: str, count: int) -> PoolStats:
+        """Have so many environments ready, and wait for it. Raises NotFound, InvalidRequest, and what a create does."""
+        answer = self.transport.call("POST", f"/pools/{quote(pool)}/warmup", json={"count": count})
+        return PoolStats.from_dict(answer)
+
+    def shrink_pool(self, pool: str, count: int) -> PoolStats:
+        """Keep no more than so many ready. Raises NotFound."""
+        answer = self.transport.call("POST", f"/pools/{quote(pool)}/shrink", json={"count": count})
+        return PoolStats.from_dict(answer)
+
+    def check_pool(self, pool: str) -> PoolHealth:
+        """Start an environment as the pool does, use it and remove it. Raises NotFound."""
+        return PoolHealth.from_dict(self.transport.call("POST", f"/pools/{quote(pool)}/health"))
 
     def audit(
         self, *, after: int = 0, last: int | None = None, follow: bool = False, **filters: str | int | None
