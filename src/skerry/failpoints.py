@@ -31,6 +31,8 @@ POINTS = {
     "blank.done": "which has its namespaces",
     "blank.saved": "and is written down",
     "volume.mounted": "a file system is made and mounted, and nobody has it yet",
+    "pool.started": "an entry of a pool runs, and nobody is connected to it",
+    "pool.settled": "an entry has the limits of its environment, whose row is not written",
     # An execution.
     "execute.admitted": "it is one of those that run, and nothing was done",
     "execute.intended": "the audit knows that it is to run",

@@ -352,6 +352,43 @@ class FileEvent(_Wire):
 
 
 @dataclass(frozen=True, slots=True)
+class PoolStats(_Wire):
+    """How one pool is doing."""
+
+    pool: str
+    image: str
+    minimum: int
+    """So many are kept ready."""
+    maximum: int
+    """No more than so many are ready, being made, or in use."""
+    available: int
+    creating: int
+    active: int
+    hits: int
+    """Environments that came from it."""
+    misses: int
+    """Environments that could have, had one been ready."""
+    failures: int
+    """Entries that could not be made, or died before anybody wanted them."""
+    error: str
+    """Of the last one, if it failed."""
+    wait_p50_seconds: float
+    """From a request to a running environment, of the last 1,000 hits and misses."""
+    wait_p95_seconds: float
+    wait_max_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHealth(_Wire):
+    """Whether an entry of a pool can be started and used, and how long that took."""
+
+    healthy: bool
+    seconds: float = 0.0
+    error: str = ""
+    """Why not."""
+
+
+@dataclass(frozen=True, slots=True)
 class ImageInfo(_Wire):
     name: str
     digest: str

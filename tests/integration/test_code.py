@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -329,6 +330,16 @@ def test_the_audit_tells_of_it(daemon: Daemon) -> None:
         ("intent", "environment.delete"),
     ]
     assert (execution["outcome"], execution["detail"]["exit_code"]) == ("failed", 3)
+
+
+def test_programs_beside_each_other(real: Daemon) -> None:
+    async def main() -> list[str]:
+        async with skerry.AsyncClient(str(real.home)) as client:
+            code = "import os, sys\nprint(sys.stdin.read(), os.listdir('/tmp'), open('/tmp/x', 'w').name)"
+            runs = [client.execute_code("python", code, stdin=str(number)) for number in range(8)]
+            return [result.stdout for result in await asyncio.gather(*runs)]
+
+    assert asyncio.run(main()) == [f"{number} [] /tmp/x\n" for number in range(8)]
 
 
 @pytest.mark.requirement("R62")

@@ -215,6 +215,24 @@ def test_what_is_made_ahead(world: World, point: str) -> None:
         world.agree(daemon)
 
 
+@points("pool.")
+def test_a_pool(world: World, point: str) -> None:
+    """What is kept ready is nobody's, until its row is there: nothing of it is left, and who asks again gets one."""
+
+    def work(daemon: Daemon) -> None:
+        daemon.call("POST", "/pools/default/warmup", {"count": 2})
+        world.create(daemon)
+
+    world.die_at(point, work)
+    with world.daemon() as daemon:
+        assert listed(daemon).keys() == {world.old, world.other}
+        status, made = world.create(daemon)
+        assert status == 201, made
+        for environment in (world.old, world.other):
+            world.is_whole(daemon, environment)
+        world.agree(daemon)
+
+
 @points("execute.")
 @pytest.mark.parametrize("how", ["wait", "background"])
 def test_execute(world: World, point: str, how: str) -> None:

@@ -62,6 +62,8 @@ class World:
             execution_id=self.execution,
             image="host",
             token_id="t4n8q2r6w1zc",
+            session_id="analysis",
+            pool="default",
             tenant="acme",
         )
         query = {parameter.name: "1" for parameter in operation.query if parameter.required}

@@ -68,12 +68,12 @@ async def test_a_program_has_an_environment_of_its_own_that_is_gone_afterwards(t
         assert process.start.argv == ["python3", "main.py"]
         assert process.start.env["HOME"] == process.start.env["TMPDIR"] == "/tmp"
     tree = {"main.py": b"print(1)", "a/b": b"2"}
-    assert [world.backend.delivered[each] for each in world.backend.alive] == [tree, tree]
+    assert [world.backend.delivered[each] for each in world.backend.living] == [tree, tree]
     for process in world.programs:
         process.end()
     assert await asyncio.gather(*runs) == [(Outcome.COMPLETED, "3.11.2")] * 2
     await world.code.settle()
-    assert world.backend.alive == set()
+    assert world.backend.living == set()
     assert world.versions == 1
     await world.code.close()
 
@@ -93,13 +93,13 @@ async def test_the_answer_does_not_wait_for_the_removal(tmp_path: Path) -> None:
     world.backend.stop = slow  # type: ignore[method-assign]
     process.end()
     await running
-    assert len(world.backend.alive) == 1
+    assert len(world.backend.living) == 1
     closing = asyncio.create_task(world.code.close())
     await asyncio.sleep(0)
     assert not closing.done()
     stopping.set()
     await closing
-    assert world.backend.alive == set()
+    assert world.backend.living == set()
 
 
 @asynchronous
@@ -126,7 +126,7 @@ async def test_removals_that_are_behind_hold_up_the_next_ones(
     third = asyncio.create_task(world.run())
     for _ in range(100):
         await asyncio.sleep(0)
-    assert len(world.backend.alive) == 2
+    assert len(world.backend.living) == 2
     may_stop.set()
     (await world.begun(3)).end()
     await third
@@ -144,7 +144,7 @@ async def test_what_fails_on_the_way_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(LaunchFailed):
         await world.run()
     await world.code.close()
-    assert world.backend.alive == set()
+    assert world.backend.living == set()
 
 
 @asynchronous
@@ -155,7 +155,7 @@ async def test_a_caller_that_is_canceled_leaves_nothing(tmp_path: Path) -> None:
     running.cancel()
     await asyncio.wait((running,))
     await world.code.close()
-    assert world.backend.alive == set()
+    assert world.backend.living == set()
 
 
 @asynchronous
@@ -165,7 +165,7 @@ async def test_a_daemon_that_stops_ends_programs_and_takes_no_more(tmp_path: Pat
     await world.begun()
     await world.code.close()
     assert (await running)[0] is Outcome.CANCELED
-    assert world.backend.alive == set()
+    assert world.backend.living == set()
     with pytest.raises(DaemonUnavailable):
         await world.run()
 
@@ -179,7 +179,7 @@ async def test_a_daemon_that_stops_does_not_wait_for_what_is_being_found_out(tmp
     await world.code.close()
     with pytest.raises(DaemonUnavailable):
         await running
-    assert world.backend.alive == set()
+    assert world.backend.living == set()
 
 
 @asynchronous
@@ -192,7 +192,7 @@ async def test_an_image_without_the_language(tmp_path: Path) -> None:
         assert "install python3" in caught.value.hint
     assert world.versions == 1
     await world.code.close()
-    assert world.backend.alive == set()
+    assert world.backend.living == set()
 
 
 class Full(StubRecords):
@@ -215,7 +215,7 @@ async def test_room_that_a_program_before_still_takes_is_waited_for(tmp_path: Pa
     stop = world.backend.stop
 
     async def freeing(environment_id: str) -> None:
-        records.room += environment_id in world.backend.alive
+        records.room += environment_id in world.backend.living
         await stop(environment_id)
 
     world.backend.stop = freeing  # type: ignore[method-assign]

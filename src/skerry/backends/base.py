@@ -94,6 +94,20 @@ class Backend(Protocol):
         """
         ...
 
+    def fixed(self, policy: Policy) -> tuple[object, ...]:
+        """What of a policy an instance has for good. Raises InvalidRequest.
+
+        What is not in it, `settle` changes.
+        """
+        ...
+
+    def settle(self, environment_id: str, policy: Policy) -> None:
+        """Give an instance that nobody has used the limits of a policy that differs in nothing that is fixed.
+
+        Raises EnvironmentNotFound, LaunchFailed.
+        """
+        ...
+
     async def adopt(self, spec: InstanceSpec) -> Instance:
         """Take over an instance that an earlier daemon of this home started; like `start`, for one that runs.
 
@@ -123,6 +137,10 @@ class Backend(Protocol):
 
     async def stop(self, environment_id: str) -> None:
         """Kill everything in it and remove every trace. Idempotent; unknown ids are fine. Raises PlatformError."""
+        ...
+
+    def alive(self, environment_id: str) -> bool:
+        """Whether an instance that was started here has not died yet."""
         ...
 
     async def wait(self, environment_id: str) -> None:

@@ -24,6 +24,7 @@ from skerry.host.network import Sockets
 from skerry.host.processes import descendants, start_time
 from skerry.ids import new_id
 from skerry.models import Enforcement, Usage
+from skerry.policy import Policy
 
 
 class FakeBackend:
@@ -71,6 +72,12 @@ class FakeBackend:
         self._live[spec.environment_id] = running
         return Instance(spec.environment_id, "program" if spec.program else "disk", workspace, tmp, run)
 
+    def fixed(self, policy: Policy) -> tuple[object, ...]:
+        return (policy.limits.fds,)
+
+    def settle(self, environment_id: str, policy: Policy) -> None:
+        self._get(environment_id)
+
     async def adopt(self, spec: InstanceSpec) -> Instance:
         directory = InstanceDirectory(self._instances, spec.environment_id)
         record = directory.load()
@@ -110,6 +117,10 @@ class FakeBackend:
         hit("delete.killed")
         directory.remove()
         hit("delete.directory")
+
+    def alive(self, environment_id: str) -> bool:
+        running = self._live.get(environment_id)
+        return running is not None and not running.handle.ended()
 
     async def wait(self, environment_id: str) -> None:
         await self._get(environment_id).handle.wait()

@@ -12,7 +12,7 @@ import hashlib
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Layer, Sample
 from skerry.backends.blanks import READY, REFILL_AFTER, Blank, Blanks
@@ -150,6 +150,23 @@ class NamespaceBackend:
             )
         return Instance(blank.id, kind, "/workspace")
 
+    def fixed(self, policy: Policy) -> tuple[object, ...]:
+        limits, kind = policy.limits, self._workspace_kind(policy)
+        by_process = self._cgroups.mode == "none"
+        return (
+            policy.profile,
+            kind,
+            limits.disk,
+            limits.inodes,
+            limits.fds,
+            limits.memory if by_process or kind == "memory" else None,
+            limits.pids if by_process else None,
+        )
+
+    def settle(self, environment_id: str, policy: Policy) -> None:
+        self._get(environment_id).cgroup.apply(policy.limits)
+        self._facts[environment_id] = replace(self._facts[environment_id], policy=policy)
+
     async def adopt(self, spec: InstanceSpec) -> Instance:
         id_ = spec.environment_id
         directory = InstanceDirectory(self._instances, id_)
@@ -218,6 +235,10 @@ class NamespaceBackend:
             live.running.handle.close()
         if last is not None and last.network is not None:
             os.close(last.network)
+
+    def alive(self, environment_id: str) -> bool:
+        live = self._live.get(environment_id)
+        return live is not None and not live.running.handle.ended()
 
     async def wait(self, environment_id: str) -> None:
         await self._get(environment_id).running.handle.wait()

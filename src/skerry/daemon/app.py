@@ -18,7 +18,7 @@ from skerry.backends.base import Backend
 from skerry.backends.fake import FakeBackend
 from skerry.backends.namespace import NamespaceBackend
 from skerry.backends.registry import Registry
-from skerry.daemon import logs
+from skerry.daemon import logs, pools
 from skerry.daemon.auth import Gate
 from skerry.daemon.doors import Door, UnixDoor
 from skerry.daemon.http import table
@@ -99,7 +99,12 @@ async def serve(
     ranges = make_ranges(home)
     records = MeasuredRecords(database, home.identity(), metrics)
     manager = EnvironmentManager(
-        registry, store, records, ranges=ranges, preset=partial(presets.preset, home=home)
+        registry,
+        store,
+        records,
+        ranges=ranges,
+        preset=partial(presets.preset, home=home),
+        pools=pools.load(home),
     )
     stopping = asyncio.Event()
     gate = Gate(database)

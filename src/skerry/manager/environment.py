@@ -13,6 +13,7 @@ from skerry.manager.audit import Subject
 from skerry.manager.commands import base_variables
 from skerry.manager.executions import Executions
 from skerry.manager.network import Network
+from skerry.manager.pools import Entry, Pool
 from skerry.manager.reaper import Lease
 from skerry.manager.records import Key
 from skerry.models import EnvironmentInfo, Outcome, State, Usage
@@ -52,6 +53,10 @@ class Environment:
     """The id of the environment that was meant, if the request was made before."""
     uses: int = 0
     """Calls under way that are not executions."""
+    pool: Pool | None = None
+    """The one that is for such environments."""
+    entry: Entry | None = None
+    """What the pool has made of it already."""
     instance: Instance | None = None
     executions: Executions | None = None
     network: Network | None = None

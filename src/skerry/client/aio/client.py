@@ -10,7 +10,15 @@ from skerry.client.aio.stream import blocking, blocking_iterator
 from skerry.client.aio.transport import AsyncTransport
 from skerry.client.http1 import quote
 from skerry.errors import DaemonUnavailable, PlatformError, from_dict
-from skerry.models import CodeResult, EnvironmentInfo, ImageInfo, LanguageInfo, encode_bytes
+from skerry.models import (
+    CodeResult,
+    EnvironmentInfo,
+    ImageInfo,
+    LanguageInfo,
+    PoolHealth,
+    PoolStats,
+    encode_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -28,13 +36,21 @@ class AsyncClient:
 
     Without either it is what `SKERRY_URL` and `SKERRY_TOKEN`, `SKERRY_CONTEXT`, `SKERRY_HOME` or the current context
     say, else the daemon of this user. Raises InvalidRequest for a URL that is none, or that a token is not safe with.
+    `traceparent` is the W3C trace context of what is done with it (default: `TRACEPARENT`); the audit has its trace.
 
     Every method raises a SkerryError. Making a client does nothing yet; `close()` (or leaving a `with` block)
     closes its connections.
     """
 
-    def __init__(self, home: str | None = None, *, url: str | None = None, token: str | None = None) -> None:
-        self.transport = AsyncTransport(home, url, token)
+    def __init__(
+        self,
+        home: str | None = None,
+        *,
+        url: str | None = None,
+        token: str | None = None,
+        traceparent: str | None = None,
+    ) -> None:
+        self.transport = AsyncTransport(home, url, token, traceparent)
 
     async def __aenter__(self) -> Self:
         return self
@@ -234,6 +250,25 @@ class AsyncClient:
         wanted = {"environments": environments, "cpus": cpus, "memory": memory}
         answer: dict[str, Any] = await self.transport.call("PUT", f"/quotas/{quote(tenant)}", json=wanted)
         return answer
+
+    async def pools(self) -> list[PoolStats]:
+        """How each pool is doing."""
+        answer = await self.transport.call("GET", "/pools")
+        return [PoolStats.from_dict(stats) for stats in answer["pools"]]
+
+    async def warm_up_pool(self, pool: str, count: int) -> PoolStats:
+        """Have so many environments ready, and wait for it. Raises NotFound, InvalidRequest, and what a create does."""
+        answer = await self.transport.call("POST", f"/pools/{quote(pool)}/warmup", json={"count": count})
+        return PoolStats.from_dict(answer)
+
+    async def shrink_pool(self, pool: str, count: int) -> PoolStats:
+        """Keep no more than so many ready. Raises NotFound."""
+        answer = await self.transport.call("POST", f"/pools/{quote(pool)}/shrink", json={"count": count})
+        return PoolStats.from_dict(answer)
+
+    async def check_pool(self, pool: str) -> PoolHealth:
+        """Start an environment as the pool does, use it and remove it. Raises NotFound."""
+        return PoolHealth.from_dict(await self.transport.call("POST", f"/pools/{quote(pool)}/health"))
 
     async def audit(
         self, *, after: int = 0, last: int | None = None, follow: bool = False, **filters: str | int | None

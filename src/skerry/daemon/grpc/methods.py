@@ -26,6 +26,7 @@ from skerry.v1 import (
     files_pb2,
     images_pb2,
     network_pb2,
+    pools_pb2,
     sessions_pb2,
     tenants_pb2,
 )
@@ -34,6 +35,7 @@ SERVICES: tuple[ServiceDescriptor, ...] = tuple(
     service
     for module in (
         *(environments_pb2, executions_pb2, code_pb2, sessions_pb2, files_pb2, network_pb2, images_pb2),
+        pools_pb2,
         *(tenants_pb2, audit_pb2, daemon_pb2),
     )
     for service in module.DESCRIPTOR.services_by_name.values()

@@ -19,6 +19,7 @@ from skerry.models import (
     ImageInfo,
     LanguageInfo,
     Outcome,
+    PoolStats,
     Raised,
     SessionInfo,
     State,
@@ -338,6 +339,10 @@ class Verdict(TypedDict):
     """Of the last row: write both down elsewhere, to give them to a later check."""
     broken: Broken | None
     """The first place at which the chain does not hold."""
+
+
+class Pools(TypedDict):
+    pools: list[PoolStats]
 
 
 class NetworkLimits(TypedDict):
