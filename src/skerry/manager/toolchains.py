@@ -92,7 +92,7 @@ class Toolchains:
         key = f"cache {place.name}", image.digest, language
         find = partial(self._find_cache, image, language, place)
         found: Layer | None = await self._once(key, find)
-        if found is not None and not place.is_dir():  # noqa: ASYNC240 (one look); somebody wanted the room
+        if found is not None and not place.is_dir():  # somebody wanted the room
             self._known.pop(key, None)
             found = await self._once(key, find)
         return found
