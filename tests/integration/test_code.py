@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import skerry
+from skerry.host.trees import remove_tree
 from skerry.tools.sync.execute_code import ExecuteCode
 from tests import support
 from tests.conformance.test_instances import on_host
@@ -382,6 +383,9 @@ def test_a_cache_that_cannot_be_made_is_done_without(real: Daemon) -> None:
         made, now, clock, link = execute(real, "even", code)["stdout"].splitlines()
         assert (made, link) == ("made", "/etc/passwd")
         assert abs(int(now) - int(clock)) < 300
+        for cache in (real.home / "caches").iterdir():
+            remove_tree(cache)
+        assert execute(real, "even", "cat $EVEN/a/b")["stdout"] == "made\n"
     finally:
         path.unlink()
 
