@@ -13,7 +13,8 @@ from skerry.egress import presets
 from skerry.egress.addresses import Ranges
 from skerry.egress.limits import Meter
 from skerry.egress.presets import Preset
-from skerry.egress.proxy import Connection, Denial, Proxy, Witness, resolve
+from skerry.egress.proxy import Connection, Denial, Proxy, Witness
+from skerry.egress.resolver import resolve
 from skerry.egress.rules import Rules
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.guest.channel import WRITE_MAX
