@@ -16,7 +16,6 @@ import pytest
 
 import skerry
 from skerry.errors import DaemonUnavailable, InvalidRequest
-from skerry.manager.caller import VERBS
 from skerry.tools import plugin
 from skerry.tools.grpc import GrpcDoor
 from skerry.tools.infrastructure import (
@@ -35,6 +34,7 @@ from tests.integration.test_plan_example import registries
 
 DOORS = ("unix", "grpc")
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+VERBS = ["create", "execute", "read"]  # all that the service needs
 AGENT = AgentContext("agent 1/ä", TRACE)
 
 
@@ -44,7 +44,7 @@ class World:
     def __init__(self, daemon: Daemon, address: str) -> None:
         self.daemon = daemon
         self.address = address
-        body = {"name": "test", "verbs": list(VERBS)}
+        body = {"name": "test", "verbs": VERBS}
         self.token = daemon.call("POST", "/tokens", body, expect=201)["token"]
 
     @asynccontextmanager
