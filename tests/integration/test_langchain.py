@@ -152,12 +152,12 @@ def test_texts(client: skerry.Client) -> None:
 @pytest.mark.requirement("R97", "R98", "R106")
 def test_timeouts(client: skerry.Client) -> None:
     assert (langchain.PYTHON_TIMEOUT, langchain.TERMINAL_TIMEOUT) == (30, 120)
-    run_python, run_terminal = sandbox_tools(python_timeout=1, terminal_timeout=0.5)
+    run_python, run_terminal = sandbox_tools(python_timeout=1, terminal_timeout=2.5)
     assert run_python.invoke({"code": "while True: pass"}) == (
         "Execution timed out after 1 seconds. The process was terminated."
     )
     assert run_terminal.invoke({"command": "echo begun; sleep 600"}) == (
-        "Execution timed out after 0.5 seconds. The process was terminated.\n--- STDOUT ---\nbegun"
+        "Execution timed out after 2.5 seconds. The process was terminated.\n--- STDOUT ---\nbegun"
     )
 
 
