@@ -131,6 +131,25 @@ def test_an_agent_works_in_one_environment(client: skerry.Client) -> None:
     assert str(told[3].content).startswith("Invalid parameters: ")
 
 
+def test_a_toolkit_of_an_environment_that_is_awaited(client: skerry.Client) -> None:
+    async def main() -> None:
+        async with skerry.AsyncEnvironment() as env:
+            tools = {tool.name: tool for tool in EnvironmentToolkit(environment=env).get_tools()}
+            tool = tools["environment_execute_command"]
+            assert "use ainvoke()" in tool.invoke({"command": "true"})
+            seen = client.verify_audit()["seq"]
+            running = asyncio.ensure_future(tool.ainvoke({"command": "sleep 601 # main.py"}))
+            await asyncio.to_thread(wait_for_environment, client, seen)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            # Commands of one shell queue up: this one runs when the other is gone.
+            found = json.loads(await tool.ainvoke({"command": "pgrep -f 'sleep 60[1]' || echo gone"}))
+            assert found["stdout"] == "gone\n"
+
+    asyncio.run(main())
+
+
 @pytest.mark.requirement("R106", "R112")
 def test_texts(client: skerry.Client) -> None:
     assert python("print('Hello, World!')") == "--- STDOUT ---\nHello, World!"
