@@ -177,21 +177,21 @@ def test_what_a_pool_tells(warm: Daemon) -> None:
         assert found["active"] == 1
 
 
-def test_an_interpreter_that_died_is_not_used(warm: Daemon) -> None:
-    warm.call("POST", "/pools/python/warmup", {"count": 2})
-    inside = [
-        int(pid)
-        for pid in os.listdir("/proc")
-        if pid.isdecimal() and _argv(pid) == ["python3", "main.py"] and str(warm.home) in _mounts(pid)
-    ]
-    assert inside
-    before = failures(warm)
-    for pid in inside:
-        os.kill(pid, signal.SIGKILL)
-    while failures(warm) < before + len(inside):  # it is told
-        time.sleep(0.005)
-    for _ in range(3):
-        assert execute(warm, "python", "print('fine')")["stdout"] == "fine\n"
+def test_an_interpreter_that_died_is_not_used() -> None:
+    with pooled("[python]\nminimum = 2\n") as daemon:
+        daemon.call("POST", "/pools/python/warmup", {"count": 2})
+        inside = [
+            int(pid)
+            for pid in os.listdir("/proc")
+            if pid.isdecimal() and _argv(pid) == ["python3", "main.py"] and str(daemon.home) in _mounts(pid)
+        ]
+        assert len(inside) == 2
+        for pid in inside:
+            os.kill(pid, signal.SIGKILL)
+        while failures(daemon) < 2:  # it is told
+            time.sleep(0.005)
+        for _ in range(3):
+            assert execute(daemon, "python", "print('fine')")["stdout"] == "fine\n"
 
 
 def _argv(pid: str) -> list[str]:

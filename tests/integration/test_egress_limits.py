@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from skerry.egress import dns, relay
+from skerry.egress import dns, relay, resolver
 from skerry.egress import proxy as proxies
 from skerry.egress.addresses import Address
 from skerry.egress.limits import SURPLUS_MAX, Traffic, everybody
@@ -353,10 +353,10 @@ def test_names_that_take_for_ever_hold_up_their_own_environment_alone() -> None:
                 await asyncio.Event().wait()
                 raise AssertionError
 
-            it.proxy._resolve = resolve
+            it.proxy._resolver._resolve = resolve
             for number in range(300):
                 assert await it.query(question(f"n{number}.example"), timeout=0.001) is None
-            assert under_way == proxies.RESOLVING_MAX
+            assert under_way == resolver.RESOLVING_MAX
             assert len(it.proxy._queries) == proxies.QUERIES_MAX
 
     in_a_network_of_its_own(main)
