@@ -56,6 +56,8 @@ class Interpreter:
         self.language = language
         self.line = Line()
         self.current: Call | None = None
+        self.interrupted = False
+        """Whether the last call was: its interrupt may come after its end."""
         self.started_at = time.time()
         self._command = command
         self._runner: Runner = RUNNERS[language]
@@ -89,7 +91,7 @@ class Interpreter:
         start.argv, start.stdin, start.replies = self._runner.argv, True, True
         process = await self.home.channel.start(start)
         self._process, self._parser, self._message, self._killed = process, Parser(), "", ""
-        self._calls, self.started_at = 0, time.time()
+        self._calls, self.started_at, self.interrupted = 0, time.time(), False
         self._over = asyncio.Event()
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.home.spawn(self._pump(process, ready, self._over))
@@ -160,7 +162,7 @@ class Interpreter:
         return self._process
 
     def end(self, call: Call) -> None:
-        self.current = None
+        self.current, self.interrupted = None, call.interrupted
 
     # ---- what happens inside ----
 

@@ -16,6 +16,20 @@ if own == '': sys.path.insert(0, own)
 scope['Runner'](requests).serve()
 """
 
+# Node cannot copy a descriptor, but it can open it again, and closes what it opened in programs that it starts.
+_NODE = """\
+const fs = require('fs');
+const requests = fs.openSync('/proc/self/fd/0', 'r'), replies = fs.openSync('/proc/self/fd/9', 'w');
+fs.closeSync(9);
+const read = (size) => { const data = Buffer.alloc(size); let at = 0;
+  while (at < size) at += fs.readSync(requests, data, at, size - at); return data; };
+let size = '', digit;
+while ((digit = read(1).toString()) !== '\\n') size += digit;
+const own = { exports: {} };
+require('vm').runInThisContext(`(function (module, require) {${read(Number(size))}\\n})`, '<session>')(own, require);
+own.exports(requests, replies);
+"""
+
 
 class Runner:
     """How an interpreter is started: its arguments, and what it must read before all requests."""
@@ -30,5 +44,8 @@ class Runner:
         return b"%d\n%s" % (len(source), source)
 
 
-RUNNERS = {"python": Runner("python.py", "python3", "-c", _PYTHON)}
+RUNNERS = {
+    "python": Runner("python.py", "python3", "-c", _PYTHON),
+    "nodejs": Runner("node.js", "node", "-e", _NODE),
+}
 """By language."""
