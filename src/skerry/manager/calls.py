@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 CODE_MAX = 1 << 20
 INTERRUPT_GRACE = 1.0
 """Seconds that code has to end after an interrupt; then its interpreter is killed."""
+AGAIN_SECONDS = 0.2
+LIST_SECONDS = 10.0
 VALUES_MAX = 32
 VARIABLES_MAX = 500
 TEXT_MAX = 20_000
@@ -100,6 +102,7 @@ class Call:
         self._begun, self._wanted = True, False
         """Whether an interrupt would be for this call, and one waits for that."""
         self.interrupted = False
+        self._again: asyncio.TimerHandle | None = None
         self._crash: tuple[Exit | None, str] | None = None
         self._before = Sample(None, 0)
         self._began = 0.0
@@ -162,6 +165,8 @@ class Call:
         if self._begun:
             self.interrupted = True
             self._session.signal(signal.SIGINT)
+            if self._session.runner.forgets_interrupts:
+                self._again = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self.interrupt)
 
     def release(self) -> None:
         """Let nobody who does not read its output hold up its end."""
@@ -287,8 +292,9 @@ class Call:
     def _leave(self) -> None:
         Call._held -= self._size
         self._size = 0
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._again):
+            if timer is not None:
+                timer.cancel()
         for tap in self._taps:
             tap.close()
         self._taps.clear()

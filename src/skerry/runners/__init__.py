@@ -34,8 +34,9 @@ own.exports(requests, replies);
 class Runner:
     """How an interpreter is started: its arguments, and what it must read before all requests."""
 
-    def __init__(self, file: str, *argv: str) -> None:
+    def __init__(self, file: str, *argv: str, forgets_interrupts: bool = False) -> None:
         self.argv = list(argv)
+        self.forgets_interrupts = forgets_interrupts
         self._file = file
 
     @cached_property
@@ -46,6 +47,7 @@ class Runner:
 
 RUNNERS = {
     "python": Runner("python.py", "python3", "-c", _PYTHON),
-    "nodejs": Runner("node.js", "node", "-e", _NODE),
+    # Node loses one that comes just as code ends.
+    "nodejs": Runner("node.js", "node", "-e", _NODE, forgets_interrupts=True),
 }
 """By language."""

@@ -1,5 +1,6 @@
-// The interpreter of a session in JavaScript: a REPL of Node's own, which knows `await` at the top level and keeps
-// `const` and `let`, without its terminal. What it is asked and replies is as in python.py.
+// The interpreter of a session in JavaScript. Code is a script, of which `const` and `let` stay; what awaits something at
+// its top level is run by a REPL of Node's own, without its terminal, which knows how to. What it is asked and replies is
+// as in python.py.
 'use strict';
 
 const fs = require('fs');
@@ -8,6 +9,7 @@ const os = require('os');
 const path = require('path');
 const repl = require('repl');
 const util = require('util');
+const vm = require('vm');
 const { PassThrough } = require('stream');
 
 const TEXT_MAX = 64 << 10;
@@ -23,7 +25,6 @@ module.exports = function serve(requests, replies) {
     output: new PassThrough(),
     terminal: false,
     useGlobal: true,
-    breakEvalOnSigint: true,
   });
   const known = new Set(Object.getOwnPropertyNames(globalThis));
   const declared = new Set();
@@ -43,9 +44,10 @@ module.exports = function serve(requests, replies) {
     else process.stderr.write(`${explain(error).traceback}\n`);
   }
 
+  // Code that runs is ended by Node itself; this is for what is being awaited.
   function interrupted() {
     if (settle === null) missed = true;
-    else server.emit('SIGINT'); // which ends what is being awaited
+    else settle(Object.assign(new Error('interrupted'), { code: INTERRUPTED }));
   }
 
   function feed(text) {
@@ -66,13 +68,13 @@ module.exports = function serve(requests, replies) {
       settle = reject;
       if (missed) {
         missed = false;
-        reject(Object.assign(new Error('interrupted'), { code: INTERRUPTED }));
+        interrupted();
         return;
       }
-      // While code runs Node takes interrupts itself, and wants to be alone with them.
-      process.off('SIGINT', interrupted);
-      server.eval(code, server.context, name, (error, value) => (error ? reject(error) : resolve(value)));
-      process.on('SIGINT', interrupted);
+      const script = compiled(code, name);
+      if (script instanceof vm.Script) resolve(script.runInThisContext({ breakOnSigint: true, displayErrors: false }));
+      else if (!/\bawait\b/.test(code)) throw script;
+      else server.eval(code, server.context, name, (error, value) => (error ? reject(error) : resolve(value)));
     }).finally(() => {
       settle = null;
     });
@@ -83,7 +85,7 @@ module.exports = function serve(requests, replies) {
     feed(request.stdin);
     for (const [, word] of request.code.matchAll(/\b(?:const|let|class)\s+([\p{ID_Start}$_][\p{ID_Continue}$]*)/gu))
       declared.add(word);
-    const value = await evaluate(request.code + '\n', name);
+    const value = await evaluate(request.code, name);
     if (value === undefined) return;
     const text = Buffer.from(util.inspect(value));
     const data = text.subarray(0, TEXT_MAX);
@@ -96,7 +98,7 @@ module.exports = function serve(requests, replies) {
     for (const name of [...new Set([...names, ...declared])].slice(0, VARIABLES_MAX)) {
       let value;
       try {
-        value = await evaluate(`${name}\n`, '<variables>');
+        value = await evaluate(name, '<variables>');
       } catch {
         continue; // declared in an inner block, or by code that was never run
       }
@@ -148,6 +150,20 @@ module.exports = function serve(requests, replies) {
   });
   socket.on('end', () => process.exit(0));
 };
+
+// A script, or the error that says why it is none. What looks like an object is one, as in a REPL.
+function compiled(code, filename) {
+  const importModuleDynamically = vm.constants?.USE_MAIN_CONTEXT_DEFAULT_LOADER;
+  let problem = null;
+  for (const text of /^\s*\{.*\}\s*$/s.test(code) ? [`(${code})`, code] : [code]) {
+    try {
+      return new vm.Script(text, { filename, importModuleDynamically });
+    } catch (error) {
+      problem = error;
+    }
+  }
+  return problem;
+}
 
 function explain(error) {
   if (error instanceof repl.Recoverable) error = error.err;
