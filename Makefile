@@ -28,6 +28,7 @@ check: .venv/installed-dev ## style, types, import rules, generated code, C warn
 	$(PYTHON) scripts/generate_cli_docs.py --check
 	$(PYTHON) scripts/generate_api_docs.py --check
 	$(PYTHON) scripts/generate_grpc.py --check
+	$(PYTHON) scripts/generate_requirements.py --check
 	$(PYTHON) scripts/build_native.py --check
 
 bench: .venv/installed-bench native ## measure beside bubblewrap, runc and Docker, in one run

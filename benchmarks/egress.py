@@ -1,15 +1,19 @@
 """`python -m benchmarks.egress`: the way out of an environment beside a direct connection to the same server.
 
-Client, proxy and server share this machine and a network namespace that leads nowhere else. Needs root.
+Client, proxy and server share this machine and a network namespace that leads nowhere else. Needs root. The proxy is in
+this process, whose memory is measured.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import resource
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from benchmarks import report
@@ -20,6 +24,7 @@ PORT = 9000
 BYTES = 1 << 30
 TRIPS = 2000
 CONNECTIONS = 1000
+ATTEMPTS = 10_000
 
 SERVER = """
 import socket, sys, threading
@@ -46,6 +51,7 @@ while True:
 """
 CLIENT = """
 import resource, socket, statistics, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 def go(order):
     s = socket.create_connection(({host!r}, {port}), 60)
     s.setsockopt(6, 1, 1)
@@ -76,7 +82,6 @@ def trips():
             s.recv(1)
         return statistics.median(timed(trip) for _ in range({trips}))
 def together():
-    resource.setrlimit(resource.RLIMIT_NOFILE, ({connections} + 100,) * 2)
     held = [go(b"e") for _ in range({connections})]
     for s in held: s.sendall(b"x")
     for s in held: s.recv(1)
@@ -89,10 +94,49 @@ answer = {{
 """
 
 
+HOLD = """
+held, answer = [], 0
+for _ in range({count}):
+    try: held.append(go(b"e"))
+    except OSError: pass
+for s in held:
+    try:
+        s.sendall(b"x")
+        answer += s.recv(1) == b"x"
+    except OSError: pass
+kept["held"] = held
+"""
+RELEASE = "for s in kept.pop('held'): s.close()"
+
+
+async def _hold(it: World, client: str, count: int) -> dict[str, float]:
+    """Try to have so many connections at once: how many there are, and how much memory that takes."""
+    before = _resident()
+    opened = await it.run(client + HOLD.format(count=count))
+    held = _resident()
+    await it.run(RELEASE)
+    while it.proxy.connections:
+        await asyncio.wait([each.task for each in it.proxy.connections if each.task])
+    it.ledger.opened.clear()
+    it.ledger.finished.clear()
+    gc.collect()
+    return {"tried": count, "open": opened, "bytes": held - before}
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 def measure(rounds: int) -> dict[str, dict[str, float]]:
-    """Medians, for `direct` and `proxy`. Raises OSError where there are no namespaces."""
+    """Medians, for `direct` and `proxy`; and what many connections take, the `first` time, `again`, and for `attempts`
+    to have more than there may be. Raises OSError where there are no namespaces.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # as the daemon does
     values = {"host": HOST[1], "port": PORT, "bytes": BYTES, "trips": TRIPS, "connections": CONNECTIONS}
     client = CLIENT.format(**values)
+    functions, _ = client.split("answer = ")
+    crowds: dict[str, dict[str, float]] = {}
     found: dict[str, list[dict[str, float]]] = {"direct": [], "proxy": []}
 
     async def direct() -> dict[str, float]:
@@ -116,18 +160,22 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
             )
             try:
                 await asyncio.to_thread(server.stdout.readline)
+                crowds["first"] = await _hold(it, functions, CONNECTIONS)
                 for _ in range(rounds):
                     found["direct"].append(await direct())
                     found["proxy"].append(await proxied(it))
+                crowds["again"] = await _hold(it, functions, CONNECTIONS)
+                crowds["attempts"] = await _hold(it, functions, ATTEMPTS)
             finally:
                 server.kill()
                 server.communicate()
 
     in_a_network_of_its_own(main)
-    return {
+    medians = {
         way: {key: statistics.median(one[key] for one in all_) for key in all_[0]}
         for way, all_ in found.items()
     }
+    return {**medians, **crowds}
 
 
 if __name__ == "__main__":

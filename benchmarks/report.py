@@ -38,6 +38,22 @@ GROUPS: list[tuple[str, str, list[tuple[str, str]]]] = [
         ],
     ),
     (
+        "A Python program that runs once",
+        "bare_print",
+        [
+            ("bare_print", "bare `python3 -c 'print(...)'`"),
+            ("code_python", "**Skerry**, `client.execute_code`, no pool"),
+        ],
+    ),
+    (
+        "A Go program that runs once",
+        "bare_go",
+        [
+            ("bare_go", "bare `go run`, with a warm cache"),
+            ("code_go", "**Skerry**, `client.execute_code`, no pool"),
+        ],
+    ),
+    (
         "From the shell",
         "python",
         [
@@ -170,6 +186,12 @@ def facts(results: Mapping[str, Any]) -> list[str]:
             f"({direct['connect'] * 1e6:.0f}) µs, 1,000 at once in {proxy['together']:.1f} "
             f"({direct['together']:.1f}) s."
         )
+        first, again, attempts = egress["first"], egress["again"], egress["attempts"]
+        said.append(
+            f"{first['open']:,} connections out of an environment take {first['bytes'] / MIB:.1f} MiB of the daemon's "
+            f"memory, and {again['bytes'] / MIB:.1f} MiB more the next time. Of {attempts['tried']:,} at once "
+            f"{attempts['open']:,} are let through, with {attempts['bytes'] / MIB:.1f} MiB more."
+        )
     return said
 
 
@@ -190,6 +212,7 @@ def targets(results: Mapping[str, Any], times: Mapping[str, Summary]) -> list[tu
             "env.execute in a live environment, 22× faster than docker exec", "docker_exec", "execute", 22
         ),
         at_least("skerry run -- true, within 8× of python3 -c pass", "python", "cli", 1 / 8),
+        at_least("a Go program that runs once, within 3× of go run", "bare_go", "code_go", 1 / 3),
         (
             "an idle environment is charged less than 1 MiB",
             idle is not None and idle < MIB,

@@ -252,6 +252,10 @@ static void dispatch(uint8_t type, uint32_t id, uint8_t *p, size_t len)
     case SK_SHUTDOWN:
         running = false;
         return;
+    case SK_STAY:
+        if (len == 8)
+            sk_config.orphan_ms = sk_get64(p);
+        return;
     case SK_NETWORK:
         hand_over_network(id);
         return;

@@ -32,6 +32,7 @@ enum {
     SK_PING,
     SK_SHUTDOWN,
     SK_NETWORK,
+    SK_STAY = 14, /* u64: so many milliseconds without a connection to the host, and the guest ends */
     SK_FILE_READ = 20,
     SK_FILE_WRITE,
     SK_FILE_STAT,

@@ -5,10 +5,25 @@ set -euo pipefail
 declare -A package=(
     [setpriv]=util-linux [mkfs.ext4]=e2fsprogs [strace]=strace [gcc]=gcc [musl-gcc]=musl-tools
     [bwrap]=bubblewrap [mmdebstrap]=mmdebstrap [qemu-system-x86_64]=qemu-system-x86 [chromium]=chromium
+    [git]=git [pip3]=python3-pip [npm]=npm
+    [/usr/bin/node]=nodejs [/usr/bin/go]=golang-go [/usr/bin/ruby]=ruby [/usr/bin/php]=php-cli [/usr/bin/rustc]=rustc
 )
 [ "${1:-}" != bench ] || package=(
     [bwrap]=bubblewrap [runc]=runc [dockerd]=docker.io [containerd]=containerd [mmdebstrap]=mmdebstrap
 )
+
+# The inspector of MCP, with a Node.js that is new enough for it; without npm its tests are skipped.
+inspector="$(dirname "$0")/../.cache/inspector"
+if [ "${1:-}" != bench ] && [ ! -e "$inspector/installed" ] && command -v npm >/dev/null; then
+    echo "setup: installing the inspector of MCP"
+    mkdir -p "$inspector"
+    if npm install --prefix "$inspector" --no-save --no-fund --no-audit --silent \
+        @modelcontextprotocol/inspector@2.12.0 node@22 >/dev/null 2>&1; then
+        touch "$inspector/installed"
+    else
+        echo "setup: npm could not install it; what needs it is skipped"
+    fi
+fi
 
 PATH="$PATH:/usr/sbin:/sbin"
 missing=()

@@ -14,6 +14,7 @@ the platform's faults.
     │   ├── ExecutionNotFound
     │   ├── SessionNotFound
     │   ├── ImageNotFound
+    │   ├── LanguageNotFound      unknown, or the image cannot run it
     │   └── FileMissing
     ├── Conflict                  the thing is not in a state that allows this
     │   ├── EnvironmentEnded
@@ -129,6 +130,10 @@ class SessionNotFound(NotFound):
 
 class ImageNotFound(NotFound):
     code = "image_not_found"
+
+
+class LanguageNotFound(NotFound):
+    code = "language_not_found"
 
 
 class FileMissing(NotFound):

@@ -31,6 +31,8 @@ POINTS = {
     "blank.done": "which has its namespaces",
     "blank.saved": "and is written down",
     "volume.mounted": "a file system is made and mounted, and nobody has it yet",
+    "pool.started": "an entry of a pool runs, and nobody is connected to it",
+    "pool.settled": "an entry has the limits of its environment, whose row is not written",
     # An execution.
     "execute.admitted": "it is one of those that run, and nothing was done",
     "execute.intended": "the audit knows that it is to run",
@@ -39,6 +41,7 @@ POINTS = {
     "execute.output": "some of its output was read",
     "execute.ended": "its program has ended",
     "execute.concluded": "its result is known, and not written down",
+    "code.delivered": "a program lies in an environment of its own, and does not run yet",
     # A delete, or any other end.
     "delete.intended": "the audit knows that it is to be deleted",
     "delete.noted": "its row says that it is being deleted, and why",

@@ -190,6 +190,42 @@ class ExecutionResult(_Wire):
 
 
 @dataclass(frozen=True, slots=True)
+class CodeResult(ExecutionResult):
+    """One program that has run once."""
+
+    language: str = ""
+    version: str = ""
+    """Of the language, as it ran."""
+
+    def to_dict(self) -> dict[str, Any]:
+        # Not super(): slots make another class of this one, which it does not know.
+        return {**ExecutionResult.to_dict(self), "language": self.language, "version": self.version}
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> Self:
+        result = ExecutionResult.from_dict(raw)
+        values = {f.name: getattr(result, f.name) for f in fields(result)}
+        return cls(**values, language=raw["language"], version=raw["version"])
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageInfo(_Wire):
+    """One that programs can be written in."""
+
+    name: str
+    version: str
+    """Empty where it is not available."""
+    available: bool
+    reason: str = ""
+    """Why it is not available, and what to do about it."""
+    aliases: list[str] = field(default_factory=list)
+    file: str = ""
+    """What the program is called."""
+    image: str = "host"
+    """That it runs in, if no other is named."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionInfo(_Wire):
     session_id: str
     environment_id: str
@@ -313,6 +349,43 @@ class FileEvent(_Wire):
     path: str
     cookie: int = 0
     """The same for the two ends of one move."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats(_Wire):
+    """How one pool is doing."""
+
+    pool: str
+    image: str
+    minimum: int
+    """So many are kept ready."""
+    maximum: int
+    """No more than so many are ready, being made, or in use."""
+    available: int
+    creating: int
+    active: int
+    hits: int
+    """Environments that came from it."""
+    misses: int
+    """Environments that could have, had one been ready."""
+    failures: int
+    """Entries that could not be made, or died before anybody wanted them."""
+    error: str
+    """Of the last one, if it failed."""
+    wait_p50_seconds: float
+    """From a request to a running environment, of the last 1,000 hits and misses."""
+    wait_p95_seconds: float
+    wait_max_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHealth(_Wire):
+    """Whether an entry of a pool can be started and used, and how long that took."""
+
+    healthy: bool
+    seconds: float = 0.0
+    error: str = ""
+    """Why not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ async def test_an_instance_tells_where_its_workspace_is(box: Box) -> None:
     assert box.instance.workspace in ("disk", "memory")
 
 
+@pytest.mark.requirement("R37")
 @needs("own_root")
 async def test_with_a_root_of_its_own_the_workspace_is_at_the_usual_place(box: Box) -> None:
     assert box.instance.workspace_path == "/workspace"
@@ -72,6 +73,7 @@ async def test_every_limit_is_said_to_be_enforced_or_not_and_why(box: Box) -> No
     assert all(row.value for row in rows if row.enforced)
 
 
+@pytest.mark.requirement("R35", "R37", "R38")
 async def test_two_instances_share_no_files(site: Site) -> None:
     async with site.box() as one, site.box() as two:
         await one.channel.write("name", b"one")
@@ -103,11 +105,11 @@ async def test_an_id_that_is_taken_is_refused_and_its_instance_lives_on(site: Si
 
 
 async def test_an_instance_that_no_daemon_connects_to_ends_by_itself(site: Site) -> None:
-    watched, alone = site.spec(orphan=0.5), site.spec(orphan=0.5)
+    watched, alone = site.spec(orphan=1), site.spec(orphan=1)
     try:
-        for spec in (watched, alone):
-            await site.backend.start(spec)
+        await site.backend.start(watched)
         channel = await Channel.open(await site.backend.connect(watched.environment_id))
+        await site.backend.start(alone)
         left = await Channel.open(await site.backend.connect(alone.environment_id))
         nap = f"1000.{os.getpid()}"
         await left.start(Start(argv=["sleep", nap], env=ENV))
@@ -287,6 +289,7 @@ async def test_a_restarted_daemon_finds_and_ends_what_the_first_one_left(site: S
         await site.backend.stop(box.id)
 
 
+@pytest.mark.requirement("R35")
 @needs("isolated")
 async def test_an_isolated_instance_sees_only_its_own_processes(site: Site) -> None:
     async with site.box() as box:
@@ -295,6 +298,7 @@ async def test_an_isolated_instance_sees_only_its_own_processes(site: Site) -> N
         assert names == ["grep", "skerry-init", "skerry-watch"]
 
 
+@pytest.mark.requirement("R35")
 @needs("isolated")
 async def test_an_isolated_instance_has_no_network_but_loopback(box: Box) -> None:
     devices = await box.sh("sed 1,2d /proc/net/dev | cut -d: -f1")
@@ -309,6 +313,7 @@ async def test_instances_do_not_see_each_other(site: Site, nap: str) -> None:
         assert await two.alive(nap) == []
 
 
+@pytest.mark.requirement("R56")
 @needs("own_root")
 async def test_the_root_cannot_be_written_to(box: Box) -> None:
     result = await box.sh(

@@ -8,6 +8,7 @@ from skerry.errors import InvalidRequest
 from tests.conformance.harness import Box, needs
 
 
+@pytest.mark.requirement("R39")
 @needs("users")
 async def test_work_is_done_by_the_user_of_the_environment_unless_another_is_named(box: Box) -> None:
     assert (await box.run("id", "-u")).stdout == b"1000\n"

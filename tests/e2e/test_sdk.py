@@ -292,3 +292,16 @@ def test_a_create_that_is_repeated_with_its_key(client: skerry.Client) -> None:
     with pytest.raises(skerry.InvalidRequest):
         skerry.Environment(client=client).create(key="two\r\nlines")
     first.delete()
+
+
+def test_a_program_that_runs_once(client: skerry.Client) -> None:
+    code = "import sys\nprint(open('a/b', 'rb').read(), sys.stdin.buffer.read())\nsys.exit(3)"
+    result = client.execute_code("python", code, files={"a/b": b"\xff\0"}, stdin=b"\xfe", mem_limit=64)
+    assert (result.stdout, result.exit_code) == ("b'\\xff\\x00' b'\\xfe'\n", 3)
+    assert (result.outcome, result.language, result.ok) == (skerry.Outcome.FAILED, "python", False)
+    [python] = [language for language in client.languages() if language.name == "python"]
+    assert python.version == result.version
+    with pytest.raises(skerry.LanguageNotFound, match="cobol"):
+        client.execute_code("cobol", "")
+    with pytest.raises(skerry.PathOutside):
+        client.execute_code("python", "", files={"../x": ""})

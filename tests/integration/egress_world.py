@@ -28,11 +28,12 @@ import uvloop
 
 from skerry.egress.addresses import Address, Ranges
 from skerry.egress.limits import Meter, Traffic
-from skerry.egress.proxy import Connection, Denial, Proxy, Resolve, Witness
+from skerry.egress.proxy import Connection, Denial, Proxy, Witness
+from skerry.egress.resolver import Resolve
 from skerry.egress.rules import Rules
 from skerry.host.interfaces import own_addresses
 from skerry.host.launcher import Helper
-from skerry.host.network import Namespaces, catch_all
+from skerry.host.network import catch_all, network_of
 from skerry.policy import Limits
 
 API = 7443
@@ -358,11 +359,11 @@ async def neighbour(it: World) -> AsyncIterator[Agent]:
 
 def _proxy(agent: Agent, rules: Rules, witness: Witness, resolve: Resolve, meter: Meter) -> Proxy:
     helper = Helper()
-    namespaces = Namespaces.of(agent.pid, rootful=os.geteuid() == 0 and not ROOTLESS)
+    network = network_of(agent.pid)
     try:
-        sockets = catch_all(helper, namespaces)
+        sockets = catch_all(helper, network, rootful=os.geteuid() == 0 and not ROOTLESS)
     finally:
-        namespaces.close()
+        os.close(network)
         helper.close()
     return Proxy(rules, sockets.tcp, sockets.udp, witness, resolve, meter)
 

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from skerry.v1.audit_pb2_grpc import AuditStub
+from skerry.v1.code_pb2_grpc import CodeStub
 from skerry.v1.daemon_pb2_grpc import DaemonStub
 from skerry.v1.environments_pb2_grpc import EnvironmentsStub
 from skerry.v1.executions_pb2_grpc import ExecutionsStub
@@ -19,7 +20,7 @@ from skerry.v1.sessions_pb2_grpc import SessionsStub
 from skerry.v1.tenants_pb2_grpc import TenantsStub
 
 STUBS: tuple[Any, ...] = (
-    *(EnvironmentsStub, ExecutionsStub, SessionsStub, FilesStub, NetworkStub, ImagesStub),
+    *(EnvironmentsStub, ExecutionsStub, CodeStub, SessionsStub, FilesStub, NetworkStub, ImagesStub),
     *(TenantsStub, AuditStub, DaemonStub),
 )
 

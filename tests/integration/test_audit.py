@@ -55,6 +55,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+@pytest.mark.requirement("R57")
 def test_a_command_has_an_intent_and_a_result(daemon: Daemon) -> None:
     environment = daemon.create(env={"COLOUR": "blue"})
     base = f"/environments/{environment}"
@@ -99,6 +100,7 @@ def test_a_command_has_an_intent_and_a_result(daemon: Daemon) -> None:
     assert "blue" not in json.dumps(rows(daemon))
 
 
+@pytest.mark.requirement("R57")
 def test_everything_that_is_done_is_told(daemon: Daemon) -> None:
     with Client(str(daemon.home)) as client, Environment(client=client, name="box") as env:
         env.files.write("a", b"content")

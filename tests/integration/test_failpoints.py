@@ -192,6 +192,15 @@ def test_create(world: World, point: str) -> None:
         world.agree(daemon)
 
 
+@points("code.")
+def test_a_program_that_runs_once(world: World, point: str) -> None:
+    """Nobody waits for it any more: its environment is not taken over."""
+    world.die_at(point, lambda daemon: daemon.call("POST", "/execute", {"language": "bash", "code": "true"}))
+    with world.daemon() as daemon:
+        assert set(listed(daemon)) == {world.old, world.other}
+        world.agree(daemon)
+
+
 @points("blank.")
 def test_what_is_made_ahead(world: World, point: str) -> None:
     made: list[str] = []
@@ -201,6 +210,24 @@ def test_what_is_made_ahead(world: World, point: str) -> None:
     assert len(made) == 2
     with world.daemon() as daemon:
         assert set(made) <= listed(daemon).keys()
+        for environment in (world.old, world.other):
+            world.is_whole(daemon, environment)
+        world.agree(daemon)
+
+
+@points("pool.")
+def test_a_pool(world: World, point: str) -> None:
+    """What is kept ready is nobody's, until its row is there: nothing of it is left, and who asks again gets one."""
+
+    def work(daemon: Daemon) -> None:
+        daemon.call("POST", "/pools/default/warmup", {"count": 2})
+        world.create(daemon)
+
+    world.die_at(point, work)
+    with world.daemon() as daemon:
+        assert listed(daemon).keys() == {world.old, world.other}
+        status, made = world.create(daemon)
+        assert status == 201, made
         for environment in (world.old, world.other):
             world.is_whole(daemon, environment)
         world.agree(daemon)

@@ -22,6 +22,7 @@ from skerry.daemon.http import table
 from skerry.manager.caller import VERBS
 from skerry.v1 import (
     audit_pb2,
+    code_pb2,
     daemon_pb2,
     environments_pb2,
     executions_pb2,
@@ -108,6 +109,7 @@ async def pieces(make: Callable[..., Any], data: bytes, **first: Any) -> AsyncIt
         yield make(data=data[at : at + 1000])
 
 
+@pytest.mark.requirement("R23")
 def test_every_rpc() -> None:
     address = f"127.0.0.1:{support.free_port()}"
     with support.temporary_home() as home, started(home, "--grpc", address) as daemon:
@@ -123,6 +125,7 @@ async def every_rpc(client: Client) -> None:
     )
     await environment_rpcs(client, made)
     await execution_rpcs(client, made.environment_id)
+    await code_rpcs(client)
     await session_rpcs(client, made.environment_id)
     await file_rpcs(client, made.environment_id)
     await network_rpcs(client, made.environment_id)
@@ -217,6 +220,25 @@ async def attach(client: Client, environment_id: str) -> None:
     rest = [message async for message in messages(call)]
     assert b"11 21\r\ntyped\r\n" in b"".join(message.stdout for message in rest)
     assert rest[-1].ended.result.outcome == executions_pb2.OUTCOME_COMPLETED
+
+
+async def code_rpcs(client: Client) -> None:
+    listed = await client.ListLanguages(code_pb2.ListLanguagesRequest())
+    bash = next(language for language in listed.languages if language.name == "bash")
+    assert (bash.available, bash.file, bash.image, bash.reason) == (True, "main.sh", "host", "")
+    request = code_pb2.ExecuteCodeRequest(
+        language="bash",
+        code="cat data/x -; echo err >&2; exit 3",
+        files={"data/x": "wörld "},
+        stdin=b"\xff",
+        timeout=20,
+        cpu_limit=500,
+        mem_limit=64,
+    )
+    result = await client.ExecuteCode(request)
+    assert (result.stdout, result.stderr, result.exit_code) == ("wörld ".encode() + b"\xff", b"err\n", 3)
+    assert (result.outcome, result.language) == (executions_pb2.OUTCOME_FAILED, "bash")
+    assert result.version == bash.version
 
 
 async def session_rpcs(client: Client, environment_id: str) -> None:

@@ -193,6 +193,7 @@ def test_wrong_lists(daemon: Daemon, query: str) -> None:
     assert daemon.call("GET", f"/environments?{query}", expect=400)["code"] == "invalid_request"
 
 
+@pytest.mark.requirement("R111")
 def test_an_unknown_image_names_the_way_to_get_it(daemon: Daemon) -> None:
     problem = daemon.call("POST", "/environments", {"image": "dev"}, expect=404)
     assert problem["code"] == "image_not_found"
@@ -213,6 +214,7 @@ def test_bodies_beyond_the_limit_are_refused(daemon: Daemon, environment: str) -
     daemon.call("GET", f"/environments/{environment}/files/stat?path=big", expect=404)
 
 
+@pytest.mark.requirement("R26", "R27", "R28")
 def test_an_environment_from_create_to_delete(daemon: Daemon) -> None:
     info = daemon.call(
         "POST",
@@ -253,6 +255,7 @@ def test_an_environment_from_create_to_delete(daemon: Daemon) -> None:
         assert "deleted" in problem["message"]
 
 
+@pytest.mark.requirement("R21", "R26", "R28", "R29", "R30", "R31", "R44")
 def test_a_task_from_the_first_call_to_the_last(daemon: Daemon) -> None:
     """What a client needs that knows of the service only its six paths and the fields of its answers."""
     environment = daemon.call("POST", "/environments", expect=201)["environment_id"]
@@ -285,6 +288,7 @@ def test_what_can_succeed_later_says_when(daemon: Daemon) -> None:
     assert "retry-after" not in daemon.raw("GET", "/nothing")[1]
 
 
+@pytest.mark.requirement("R29", "R45")
 def test_execute_keeps_state_and_argv_does_not(daemon: Daemon, environment: str) -> None:
     result = daemon.execute(environment, "mkdir -p d; cd d; export A=1; echo out; echo err >&2; exit 3")
     assert (result["stdout"], result["stderr"], result["exit_code"]) == ("out\n", "err\n", 3)
@@ -465,6 +469,7 @@ def test_a_foreign_user_gets_nothing_but_403(daemon: Daemon, request_line: str, 
     assert b"version" not in body
 
 
+@pytest.mark.requirement("F9")
 def test_what_was_used_is_known_after_the_end(daemon: Daemon) -> None:
     environment = daemon.create()
     daemon.execute(environment, ["sh", "-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"])

@@ -36,6 +36,7 @@ def write(daemon: Daemon, environment: str, data: bytes, **parameters: object) -
     return json.loads(body)
 
 
+@pytest.mark.requirement("R30", "R31")
 def test_write_and_read(daemon: Daemon, environment: str) -> None:
     path = f"/environments/{environment}/files/write"
     answer = daemon.call("POST", path, {"path": "a/b.txt", "content": "grüße"})

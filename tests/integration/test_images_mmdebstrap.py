@@ -77,6 +77,7 @@ def test_nothing_of_the_host_is_in_it(built: tuple[Image, list[Progress]]) -> No
     assert setuid == []
 
 
+@pytest.mark.requirement("R110")
 def test_progress_is_real(built: tuple[Image, list[Progress]]) -> None:
     _, steps = built
     fractions = [step.fraction or 0.0 for step in steps]

@@ -198,7 +198,7 @@ def test_every_run_is_fresh_and_unprivileged(client: skerry.Client) -> None:
     assert "PermissionError" in python("import os; os.setuid(0)")
 
 
-@pytest.mark.requirement("R103", "R105")
+@pytest.mark.requirement("R102", "R103", "R105", "R111")
 def test_what_cannot_be_run_is_told(client: skerry.Client, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "skerry.tools")
     missing, _ = sandbox_tools(image="missing")

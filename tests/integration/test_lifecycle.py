@@ -133,6 +133,7 @@ def test_an_environment_whose_guest_is_killed_ends_with_a_reason(
         )
 
 
+@pytest.mark.requirement("R34", "R38")
 def test_leases_end_environments(home: Path, options: tuple[str, ...]) -> None:
     with started(home, *options) as daemon:
         idle = daemon.create(idle=0.3)

@@ -126,6 +126,7 @@ def test_what_is_reported_is_what_the_kernel_says(env: skerry.Environment) -> No
 # CPU
 
 
+@pytest.mark.requirement("R32")
 @pytest.mark.limits
 def test_the_cpu_quota_holds_within_five_percent(env: skerry.Environment) -> None:
     """Two processes that want a core each get a quarter of one together."""
@@ -162,6 +163,7 @@ def test_cpu_time_is_what_was_used(client: skerry.Client) -> None:
 # Memory
 
 
+@pytest.mark.requirement("R32")
 @pytest.mark.limits
 def test_the_memory_limit_is_exact(env: skerry.Environment) -> None:
     need(env, "memory")
@@ -262,6 +264,7 @@ def test_the_fds_limit_is_exact(env: skerry.Environment) -> None:
 # The workspace
 
 
+@pytest.mark.requirement("R37")
 @pytest.mark.limits
 @pytest.mark.parametrize("workspace", ["auto", "memory"])
 def test_the_workspace_is_exact(client: skerry.Client, workspace: str) -> None:
@@ -323,6 +326,7 @@ signal.pause()
 """
 
 
+@pytest.mark.requirement("R32")
 @pytest.mark.limits
 @pytest.mark.parametrize("how", ["run", "execute"])
 def test_after_a_timeout_nothing_of_the_command_lives(env: skerry.Environment, how: str) -> None:
@@ -343,6 +347,7 @@ def test_after_a_timeout_nothing_of_the_command_lives(env: skerry.Environment, h
     assert env.execute("echo $A").stdout == "kept\n"
 
 
+@pytest.mark.requirement("R27", "R38")
 @pytest.mark.limits
 def test_a_delete_leaves_nothing(client: skerry.Client) -> None:
     with skerry.Environment(client=client) as env:

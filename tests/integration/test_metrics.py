@@ -27,6 +27,7 @@ def scrape(daemon: Daemon) -> dict[tuple[str, ...], float]:
     }
 
 
+@pytest.mark.requirement("F9")
 def test_metrics_tell_what_happened(daemon: Daemon) -> None:
     before = scrape(daemon)
     environment = daemon.create()

@@ -41,6 +41,7 @@ def test_nothing_by_default(user: support.Nobody | None) -> None:
         assert env.network.show()["network"] == "none"
 
 
+@pytest.mark.requirement("R33", "F6")
 @contained
 def test_exactly_what_was_allowed(user: support.Nobody | None) -> None:
     with world(user) as (outside, daemon, client), Environment(client=client, allow=["example.com"]) as env:
@@ -68,6 +69,7 @@ def test_exactly_what_was_allowed(user: support.Nobody | None) -> None:
         assert rows[1]["detail"]["received_bytes"] > 6
 
 
+@pytest.mark.requirement("R33")
 @contained
 def test_never_the_inside(user: support.Nobody | None) -> None:
     with world(user) as (outside, _, client):
@@ -169,8 +171,9 @@ def test_a_change_that_fails_changes_nothing(user: support.Nobody | None) -> Non
             assert fetch(env, "http://example.com/") == "hello"
 
 
-def denied(daemon: Daemon) -> list[tuple[str, str]]:
+def denied(daemon: Daemon, env: Environment) -> list[tuple[str, str]]:
     """What the audit tells of it: host and reason."""
+    env.run(["true"])  # which waits for what was to be written before
     text = daemon.raw("GET", "/audit?action=network.connect&kind=denial")[2]
     rows = [json.loads(line)["detail"] for line in text.splitlines()]
     return [(row["host"], row["reason"]) for row in rows]
@@ -186,7 +189,7 @@ def test_connections_at_once(user: support.Nobody | None) -> None:
         assert reason in env.run(["python3", "-c", HOLD]).stdout
         assert outside.arrived == []
         assert [each["reason"] for each in env.network.denials()] == [reason]
-        assert denied(daemon) == [("example.com", reason)]
+        assert denied(daemon, env) == [("example.com", reason)]
         env.network.set(connections=3)
         assert "hello" in env.run(["python3", "-c", HOLD]).stdout
         assert env.network.show()["limits"]["connections"] == 3
@@ -204,7 +207,7 @@ def test_traffic(user: support.Nobody | None) -> None:
         reason = "its limit of 1000 B sent and received is used up; env.network.set(traffic=...) changes it"
         assert answers[0] == "hello"
         assert reason in answers[-1]
-        assert ("example.com", reason) in denied(daemon)
+        assert ("example.com", reason) in denied(daemon, env)
         used = env.network.show()
         assert 500 < used["sent_bytes"] + used["received_bytes"] <= 1000
         env.network.set(traffic="1m")

@@ -1,4 +1,4 @@
-"""The example plan of the second document: clone, install, run; with an allowlist alone."""
+"""The example plan of the second document: clone, install, run; with an allowlist of presets alone."""
 
 from __future__ import annotations
 
@@ -55,12 +55,14 @@ def repository(folder: Path) -> None:
     subprocess.run(["git", "clone", "-q", "--bare", work, folder / "example.git"], check=True)
 
 
+@pytest.mark.requirement("R49", "F4")
 @pytest.mark.slow
 def test_clone_install_and_run(tmp_path: Path) -> None:
     if shutil.which("git") is None or shutil.which("npm") is None:
         support.missing("git and npm are needed")
     repository(tmp_path)
     with support.temporary_home() as home:
+        (home / "presets.toml").write_text('[git-hosting]\nallow = ["git.example.test:9418"]\n')
         hosts = registries(home, "python-packages", "npm-packages")
         places = {(address, 443) for address in hosts.values()}
         with relayed(places, tmp_path) as there:
@@ -92,7 +94,7 @@ def test_clone_install_and_run(tmp_path: Path) -> None:
 
 
 def plan(client: Client) -> None:
-    allow = ["git.example.test:9418", "python-packages", "npm-packages"]
+    allow = ["git-hosting", "python-packages", "npm-packages"]
     with Environment(client=client, allow=allow, memory="1g", pids=512) as env:
         for command, says in (
             ("until git clone -q git://git.example.test/example.git; do sleep 0.1; done", ""),

@@ -53,6 +53,7 @@ def reason(daemon: Daemon, ref: str) -> str:
     return found
 
 
+@pytest.mark.requirement("R24")
 def test_environments_outlive_their_daemon(home: Path, options: tuple[str, ...]) -> None:
     with started(home, *options) as daemon:
         kept = daemon.create(name="kept", lifetime=600, env={"WHO": "me"})

@@ -25,6 +25,7 @@ async def insert(store: Store, *records: EnvironmentRecord) -> None:
         await store.write(lambda tx, one=one: environments.insert(tx, one))  # type: ignore[misc]
 
 
+@pytest.mark.requirement("R24")
 def test_an_environment_comes_back_as_it_was(store_url: str) -> None:
     one = record(name="n", instance={"pid": 7}, created_by="uid 0", boot_id="b")
 

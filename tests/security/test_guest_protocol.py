@@ -584,7 +584,7 @@ def run_with(
                 results.append(await execution.run())
         finally:
             await manager.close()
-        assert backend.alive == set()
+        assert backend.living == set()
 
     test()
     return results[0]

@@ -46,6 +46,7 @@ def ways(box: Box) -> list[dict[str, Any]]:
 # ---- what a process has ----
 
 
+@pytest.mark.requirement("R39")
 def test_every_set_is_empty(boxes: Boxes, mode: str) -> None:
     box = boxes(mode)
     for way in ways(box):
@@ -207,6 +208,7 @@ def _permitted_by_file(boxes: Boxes, tool: Path, **options: Any) -> str:
 PLACES = ["/", "/dev", "/dev/pts", "/etc", "/usr", "/usr/bin", "/bin", "/proc", "/proc/sys", "/proc/self"]
 
 
+@pytest.mark.requirement("R56")
 def test_little_is_writable(boxes: Boxes, mode: str) -> None:
     for way in ways(boxes(mode)):
         assert boxes(mode).probe("privilege.writable", *PLACES, "/dev/shm", "/tmp", **way) == [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from typing import Any, cast
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
@@ -19,6 +19,7 @@ from skerry.manager.caller import Caller
 from skerry.manager.environment import Environment
 from skerry.manager.environments import EnvironmentManager
 from skerry.manager.execution import Execution
+from skerry.manager.pools import Settings
 from skerry.manager.records import Records
 from skerry.models import Enforcement, Outcome, State, Usage
 from skerry.policy import Policy
@@ -172,6 +173,7 @@ class StubChannel:
         self.started: list[StubProcess] = []
         self.obeys = True
         self.start_error: Exception | None = None
+        self.stays = 0.0
         self._program = program
 
     async def start(self, start: Start) -> StubProcess:
@@ -197,20 +199,31 @@ class StubChannel:
             for process in self.started:
                 process.lose(reason)
 
+    def check_open(self) -> None:
+        if self.closed.done():
+            raise GuestFailed(self.closed.result())
+
+    async def ping(self) -> None:
+        self.check_open()
+
+    def stay(self, seconds: float) -> None:
+        self.stays = seconds
+
     async def close(self) -> None:
         self.break_down("closed")
 
 
 class StubBackend:
-    """Remembers what lives. `fault(step, id)` may raise at: start, started, connect, open, stop, stopped."""
+    """Remembers what lives. `fault(step, id)` may raise at: start, started, connect, open, settle, stop, stopped."""
 
     name = "stub"
     isolation = "namespace"
 
     def __init__(self) -> None:
-        self.alive: set[str] = set()
+        self.living: set[str] = set()
         self.stops: list[str] = []
         self.channels: dict[str, StubChannel] = {}
+        self.delivered: dict[str, dict[str, bytes]] = {}
         self.oom_kills = 0
         self.cpu_seconds = 0.0
         self.resets = 0
@@ -230,16 +243,22 @@ class StubBackend:
         self.fault("start", spec.environment_id)
         self.died[spec.environment_id] = asyncio.Event()
         for _ in range(5):  # a start has many steps, and each leaves something
-            self.alive.add(spec.environment_id)
+            self.living.add(spec.environment_id)
             await asyncio.sleep(0)
         self.fault("started", spec.environment_id)
         return Instance(spec.environment_id, "memory", "/workspace")
+
+    def fixed(self, policy: Policy) -> tuple[object, ...]:
+        return ()
+
+    def settle(self, environment_id: str, policy: Policy) -> None:
+        self.fault("settle", environment_id)
 
     def enforced(self, environment_id: str) -> list[Enforcement]:
         return []
 
     async def adopt(self, spec: InstanceSpec) -> Instance:
-        if spec.environment_id not in self.alive:
+        if spec.environment_id not in self.living:
             raise EnvironmentNotFound("it is gone")
         self.died[spec.environment_id] = asyncio.Event()
         return Instance(spec.environment_id, "memory", "/workspace")
@@ -261,18 +280,24 @@ class StubBackend:
     async def open_network(self, environment_id: str) -> Sockets:
         return Sockets([], [])
 
+    async def deliver(self, environment_id: str, files: Mapping[str, bytes]) -> None:
+        self.delivered[environment_id] = dict(files)
+
     async def stop(self, environment_id: str) -> None:
         self.stops.append(environment_id)
         self.fault("stop", environment_id)
         await asyncio.sleep(0)
-        self.alive.discard(environment_id)
+        self.living.discard(environment_id)
         self.fault("stopped", environment_id)
+
+    def alive(self, environment_id: str) -> bool:
+        return environment_id in self.living
 
     async def wait(self, environment_id: str) -> None:
         await self.died[environment_id].wait()
 
     async def list(self) -> list[str]:
-        return sorted(self.alive)
+        return sorted(self.living)
 
     async def usage(self, environment_id: str, *, io: bool = True) -> Usage:
         return Usage(
@@ -300,7 +325,7 @@ class StubImages:
 
 
 class StubImage:
-    name = "host"
+    name = ref = "host"
     digest = "sha256:0"
 
     def __init__(self) -> None:
@@ -348,7 +373,10 @@ class StubRecords:
 
 
 def make_manager(
-    backend: StubBackend, clock: StubClock | None = None, records: Records | None = None
+    backend: StubBackend,
+    clock: StubClock | None = None,
+    records: Records | None = None,
+    pools: Iterable[Settings] = (),
 ) -> EnvironmentManager:
     return EnvironmentManager(
         Registry([backend]),
@@ -356,6 +384,7 @@ def make_manager(
         records or StubRecords(),
         clock=clock,
         open_channel=backend.open_channel,
+        pools=pools,
     )
 
 

@@ -22,6 +22,8 @@ GOOD_TIMES = {
     "run": summary(0.002),
     "execute": summary(0.002),
     "cli": summary(0.080),
+    "bare_go": summary(0.101),
+    "code_go": summary(0.300),
 }
 GOOD_RESULTS: dict[str, Any] = {"idle_bytes": 1023 * 1024, "many": {"alive": 500}}
 
@@ -35,14 +37,15 @@ def test_promises_that_are_just_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "seconds"), [("fresh", 0.0101), ("run", 0.00201), ("execute", 0.00201), ("cli", 0.0801)]
+    ("key", "seconds"),
+    [("fresh", 0.0101), ("run", 0.00201), ("execute", 0.00201), ("cli", 0.0801), ("code_go", 0.31)],
 )
 def test_a_little_slower_misses_one(key: str, seconds: float) -> None:
     assert len(missed(GOOD_RESULTS, {**GOOD_TIMES, key: summary(seconds)})) == 1
 
 
 def test_what_was_not_measured_is_not_kept() -> None:
-    assert len(missed({}, {})) == 6
+    assert len(missed({}, {})) == 7
     assert len(missed({"idle_bytes": None, "many": None}, GOOD_TIMES)) == 2
 
 
@@ -84,6 +87,18 @@ def test_what_the_audit_takes_is_told() -> None:
 def test_the_way_out_in_one_sentence() -> None:
     direct = {"download": 2 << 30, "upload": 3 << 30, "trip": 2e-5, "connect": 3e-4, "together": 1.4}
     proxy = {"download": 1 << 30, "upload": 1 << 30, "trip": 6e-5, "connect": 5e-4, "together": 1.6}
-    (said,) = report.facts({"missing": {}, "egress": {"direct": direct, "proxy": proxy}})
-    assert "download 1024 (2048) MiB/s" in said
-    assert "1,000 at once in 1.6 (1.4) s" in said
+    egress = {
+        "direct": direct,
+        "proxy": proxy,
+        "first": {"tried": 1000, "open": 1000, "bytes": 20 << 20},
+        "again": {"tried": 1000, "open": 1000, "bytes": 0},
+        "attempts": {"tried": 10_000, "open": 1024, "bytes": 1 << 19},
+    }
+    speed, crowds = report.facts({"missing": {}, "egress": egress})
+    assert "download 1024 (2048) MiB/s" in speed
+    assert "1,000 at once in 1.6 (1.4) s" in speed
+    assert (
+        "1,000 connections out of an environment take 20.0 MiB of the daemon's memory, and 0.0 MiB more"
+        in crowds
+    )
+    assert "Of 10,000 at once 1,024 are let through, with 0.5 MiB more" in crowds

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from skerry.egress import presets, registries
+from skerry.egress import asking, presets
+from skerry.egress.asking import Found
 from skerry.egress.presets import Preset, names, preset
-from skerry.egress.registries import Found
 from skerry.egress.rules import Rule
 from skerry.errors import InvalidRequest, PlatformError
 from skerry.settings import Home
@@ -144,10 +144,12 @@ def test_go(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setenv("GOSUMDB", "sum.example.test+1234+abcd")
     monkeypatch.setenv("GOPRIVATE", "private.example.test")
+    monkeypatch.setenv("GOFLAGS", "-mod=mod -modfile=/srv/go.mod")
     got = preset("go-modules", home)
     assert got.rules == ["go.example.test:443", "b.example.test:443", "sum.example.test:443"]
     assert got.variables["GOPROXY"] == "https://go.example.test/p|https://b.example.test,direct"
     assert got.variables["GONOSUMDB"] == got.variables["GOPRIVATE"] == "private.example.test"
+    assert got.variables["GOFLAGS"] == "-mod=mod -modcacherw"
     assert "own host" in " ".join(got.notes)
     secret_free(got, "password")
 
@@ -187,17 +189,36 @@ def test_apt(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (folder / name).mkdir(parents=True)
     (tmp_path / "apt.conf").write_text(f'Dir::Etc "{folder}";\n')
     monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+    for name in ("one", "two", "hidden"):
+        (folder / f"{name}.gpg").write_bytes(name.encode())
+    (folder / "hidden.gpg").chmod(0o600)
     (folder / "sources.list").write_text(
-        "deb http://u:password@one.example.test:3142/debian stable main\n"
+        "# http://u:password@old.example.test/\n"
+        f"deb [arch=amd64 signed-by={folder}/one.gpg,{folder}/hidden.gpg]"
+        " http://u:password@one.example.test:3142/debian stable main\n"
         "deb mirror+https://list.example.test/mirrors.txt stable main\n"
         "deb file:/srv/debian stable main\n"
     )
     (folder / "sources.list.d/two.sources").write_text(
-        "Types: deb\nURIs: https://two.example.test/debian\nSuites: stable\nComponents: main\n\n"
+        "Types: deb\nURIs: https://two.example.test/debian\nSuites: stable\nComponents: main\n"
+        f"# a comment\nSigned-By: {folder}/two.gpg\n\n"
         "Enabled: no\nTypes: deb\nURIs: https://off.example.test/\nSuites: stable\nComponents: main\n"
     )
     got = preset("debian-packages", home)
     assert sorted(got.rules) == ["list.example.test:443", "one.example.test:3142", "two.example.test:443"]
+    files = dict(got.files)
+    one, two = (path for path, content in got.files if content in (b"one", b"two"))
+    assert files["/tmp/.skerry/apt/sources/sources.list"].decode() == (
+        f"deb [arch=amd64 signed-by={one},{folder}/hidden.gpg] http://one.example.test:3142/debian stable main\n"
+        "deb mirror+https://list.example.test/mirrors.txt stable main\n"
+    )
+    assert files["/tmp/.skerry/apt/sources/two.sources"].decode() == (
+        "Types: deb\nURIs: https://two.example.test/debian\nSuites: stable\nComponents: main\n"
+        f"Signed-By: {two}\n\n"
+        "Enabled: no\nTypes: deb\nURIs: https://off.example.test/\nSuites: stable\nComponents: main\n"
+    )
+    assert got.variables["APT_CONFIG"] in files
+    assert b"hidden" not in files.values(), "what not everybody may read stays here"
     secret_free(got, "password")
 
 
@@ -224,7 +245,7 @@ def test_a_tool_that_hangs(home: Home, tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "npm").write_text("#!/bin/sh\nsleep 600 &\nwait\n")
     (tmp_path / "npm").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(registries, "TIMEOUT", 0.1)
+    monkeypatch.setattr(asking, "TIMEOUT", 0.1)
     with pytest.raises(PlatformError, match="npm-packages: `npm config ls"):
         preset("npm-packages", home)
 

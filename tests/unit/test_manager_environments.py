@@ -50,7 +50,7 @@ async def test_a_created_environment_runs_and_is_found_by_id_name_and_prefix() -
     assert environment.id.isalnum()
     assert environment.id[0].isalpha()
     assert len(environment.id) == 12
-    assert backend.alive == {environment.id}
+    assert backend.living == {environment.id}
     for ref in (environment.id, "mine", environment.id[:3], environment.id[:11]):
         assert manager.find(CALLER, ref) is environment
     for ref in ("", environment.id[:2], "other", environment.id + "x"):
@@ -127,7 +127,7 @@ async def test_a_create_that_fails_leaves_nothing(step: str) -> None:
     backend.fault = fault
     with pytest.raises(LaunchFailed, match=step):
         await manager.create(CALLER, policy=POLICY, name="mine")
-    assert backend.alive == set()
+    assert backend.living == set()
     assert manager.environments(CALLER, ended=True) == []
     backend.fault = lambda at, _: None
     await manager.create(CALLER, policy=POLICY, name="mine")
@@ -152,10 +152,10 @@ async def test_two_hundred_creates_with_faults_everywhere_leave_only_the_good_on
     )
     good = {result.id for result in made if not isinstance(result, BaseException)}
     assert len(good) == 40
-    assert backend.alive == good
+    assert backend.living == good
     assert {environment.id for environment in manager.environments(CALLER, ended=True)} == good
     await manager.delete_all("over")
-    assert backend.alive == set()
+    assert backend.living == set()
 
 
 @asynchronous
@@ -170,7 +170,7 @@ async def test_a_start_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(backend, "connect", hang)
     with pytest.raises(LaunchFailed, match="did not start"):
         await manager.create(CALLER, policy=POLICY)
-    assert backend.alive == set()
+    assert backend.living == set()
 
 
 @asynchronous
@@ -180,7 +180,7 @@ async def test_a_hundred_deletes_at_once_remove_once() -> None:
     environment = await manager.create(CALLER, policy=POLICY)
     assert all(await asyncio.gather(*(manager.delete(CALLER, environment.id) for _ in range(100))))
     assert backend.stops == [environment.id]
-    assert backend.alive == set()
+    assert backend.living == set()
     assert environment.info.state == "ended"
     assert environment.info.ended_reason == "deleted"
     assert await manager.delete(CALLER, environment.id) is environment
@@ -198,7 +198,7 @@ async def test_a_caller_that_is_cancelled_does_not_stop_the_removal() -> None:
     task.cancel()
     await asyncio.wait((task,))
     await until(lambda: environment.state is State.ENDED)
-    assert backend.alive == set()
+    assert backend.living == set()
 
 
 @asynchronous
@@ -206,11 +206,11 @@ async def test_delete_while_it_is_being_created() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
     creating = asyncio.create_task(manager.create(CALLER, policy=POLICY, name="mine"))
-    await until(lambda: bool(backend.alive))
+    await until(lambda: bool(backend.living))
     await manager.delete(CALLER, "mine")
     with pytest.raises(EnvironmentEnded):
         await creating
-    assert backend.alive == set()
+    assert backend.living == set()
     assert len(manager) == 0
 
 
@@ -236,7 +236,7 @@ async def test_a_removal_that_fails_is_told_and_tried_again() -> None:
     clock.advance(lifecycle.RETRY_AFTER)
     await until(lambda: environment.state is State.ENDED)
     assert environment.reason == "deleted"
-    assert backend.alive == set()
+    assert backend.living == set()
 
 
 @asynchronous
@@ -257,7 +257,7 @@ async def test_lifetime_ends_even_what_is_busy_and_idle_time_only_what_is_not() 
     clock.advance(0.2)
     result = await running
     assert result.outcome is Outcome.CANCELED
-    await until(lambda: not backend.alive)
+    await until(lambda: not backend.living)
     assert idle.info.ended_reason == "expired: idle for 10 s"
     assert busy.info.ended_reason == "expired: lifetime of 100 s is over"
     assert "lifetime of 100 s" in result.message
@@ -333,7 +333,7 @@ async def test_a_guest_that_dies_is_noticed_and_removed(by: str) -> None:
     else:
         backend.channels[environment.id].break_down("a frame of 4 GiB")
     await until(lambda: environment.state is State.ENDED)
-    assert backend.alive == set()
+    assert backend.living == set()
     assert (
         environment.info.ended_reason
         == {"wait": "the guest died", "channel": "the guest: a frame of 4 GiB"}[by]
@@ -388,7 +388,7 @@ async def test_closing_ends_all_and_takes_no_more() -> None:
     await manager.close()
     with pytest.raises(SkerryError):
         await creating
-    assert backend.alive == set()
+    assert backend.living == set()
     assert backend.closed
     with pytest.raises(DaemonUnavailable):
         await manager.create(CALLER, policy=POLICY)
@@ -397,9 +397,9 @@ async def test_closing_ends_all_and_takes_no_more() -> None:
 @asynchronous
 async def test_what_an_earlier_daemon_left_without_a_record_is_removed() -> None:
     backend = StubBackend()
-    backend.alive = {"leftover0001", "leftover0002"}
+    backend.living = {"leftover0001", "leftover0002"}
     await make_manager(backend).recover()
-    assert backend.alive == set()
+    assert backend.living == set()
 
 
 @asynchronous
@@ -408,10 +408,10 @@ async def test_what_nobody_knows_of_is_removed_while_the_daemon_runs_and_nothing
     manager = make_manager(backend)
     environment = await manager.create(CALLER, policy=POLICY)
     creating = asyncio.create_task(manager.create(CALLER, policy=POLICY))
-    await until(lambda: len(backend.alive) == 2)
-    backend.alive.add("leftover0001")
+    await until(lambda: len(backend.living) == 2)
+    backend.living.add("leftover0001")
     await manager.reconcile()
-    assert backend.alive == {environment.id, (await creating).id}
+    assert backend.living == {environment.id, (await creating).id}
 
 
 @asynchronous
@@ -443,7 +443,7 @@ async def test_what_cannot_be_understood_is_left_alone() -> None:
 
     backend = StubBackend()
     manager = make_manager(backend, records=Records())
-    backend.alive = {"broken", "foreign", "unknown"}
+    backend.living = {"broken", "foreign", "unknown"}
     await manager.recover()
     await manager.reconcile()
     assert len(manager) == 0

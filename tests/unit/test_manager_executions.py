@@ -174,7 +174,7 @@ async def test_a_guest_that_does_not_kill_is_not_trusted_any_longer(monkeypatch:
     assert result.outcome is Outcome.TIMED_OUT
     await until(lambda: environment.state is State.ENDED)
     assert environment.reason == "the guest did not kill what it was told to"
-    assert backend.alive == set()
+    assert backend.living == set()
 
 
 @asynchronous
@@ -236,7 +236,7 @@ async def test_execute_against_delete_always_gives_an_answer() -> None:
         assert result.message == "the environment ended: deleted"
     assert background.result is not None
     assert not executions.running
-    assert backend.alive == set()
+    assert backend.living == set()
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
 

@@ -202,7 +202,7 @@ class World:
             except SkerryError as error:
                 call.error = error.code
             else:
-                assert environment not in self.backend.alive, "deleted, and still there"
+                assert environment not in self.backend.living, "deleted, and still there"
 
     async def heartbeat(self, environment: str, lifetime: float) -> None:
         with self.history.call("heartbeat", environment=environment, lifetime=lifetime) as call:
@@ -263,7 +263,7 @@ async def test_heartbeats_against_expiry(seed: int) -> None:
     for _ in range(10):
         clock.advance(1000)
         await world.scheduler.run([lambda: None])
-    assert world.backend.alive == set()
+    assert world.backend.living == set()
     assert set(world.records.states.values()) == {"ended"}
 
 
@@ -296,7 +296,7 @@ async def test_executions_against_deletes(seed: int) -> None:
     await world.scheduler.run([create, execute, execute, delete, work, work], finish=work)
     histories.check(world.history, histories.executions, histories.deletes, seed=seed)
     deleted = {call.about["environment"] for call in world.history.of("delete")}
-    assert world.backend.alive == set(world.made) - deleted
+    assert world.backend.living == set(world.made) - deleted
     assert len(world.backend.stops) == len(set(world.backend.stops))
     ended = {id for id, state in world.records.states.items() if state == "ended"}
     assert ended == deleted
@@ -332,7 +332,7 @@ async def test_names_and_keys_against_creates_and_deletes(seed: int, failing: fl
     world.scheduler.begin(world.manager.reconcile())
     await world.scheduler.run([try_again])
     live = {environment.id for environment in world.manager.environments(CALLER)}
-    assert world.backend.alive == live
+    assert world.backend.living == live
     assert live == {id for id, state in world.records.states.items() if state == "running"}
 
 

@@ -1,4 +1,4 @@
-"""A virtual machine with cgroup v2 alone, whatever the host has: Debian 12 under QEMU's software emulation.
+"""A virtual machine with cgroup v2 alone and no IPv6, whatever the host has: Debian 12 under QEMU's emulation.
 
 Three disks: the root filesystem, made once by mmdebstrap and never written to; this repository with the
 interpreter's packages, made anew for each boot; and swap. Debian's cloud kernel has NVMe, ext4 and the serial
@@ -74,7 +74,7 @@ class VirtualMachine:
         arguments += ["-nodefaults", "-no-reboot", "-display", "none"]
         arguments += ["-kernel", str(kernel), "-append"]
         arguments += [
-            "root=/dev/nvme0n1 rw init=/sbin/skerry-init console=ttyS0 quiet panic=-1 mitigations=off"
+            "root=/dev/nvme0n1 rw init=/sbin/skerry-init console=ttyS0 quiet panic=-1 mitigations=off ipv6.disable=1"
         ]
         for number, (path, options) in enumerate(disks):
             arguments += ["-drive", f"file={path},format=raw,if=none,id=disk{number},{options}".rstrip(",")]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +32,15 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class Layer:
+    """A directory of the daemon that an instance sees, and can only read."""
+
+    name: str
+    """Where it is: below `Instance.run_path`."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceSpec:
     """Everything that a backend needs to start one instance."""
 
@@ -39,6 +49,9 @@ class InstanceSpec:
     policy: Policy
     orphan: float = 3600.0
     """Seconds after which it ends by itself when no daemon is connected to its guest any more."""
+    program: bool = False
+    """Whether its workspace is for a program that is brought by `deliver`, and can only be read from inside."""
+    layers: tuple[Layer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +60,11 @@ class Instance:
 
     environment_id: str
     workspace: str
-    """`disk` or `memory`: what was really made."""
+    """`disk`, `memory` or `program`: what was really made."""
     workspace_path: str
     """Where the workspace is in the instance's own view; `/workspace` wherever there is a root of its own."""
+    tmp_path: str = "/tmp"  # noqa: S108
+    run_path: str = "/run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +94,20 @@ class Backend(Protocol):
         """
         ...
 
+    def fixed(self, policy: Policy) -> tuple[object, ...]:
+        """What of a policy an instance has for good. Raises InvalidRequest.
+
+        What is not in it, `settle` changes.
+        """
+        ...
+
+    def settle(self, environment_id: str, policy: Policy) -> None:
+        """Give an instance that nobody has used the limits of a policy that differs in nothing that is fixed.
+
+        Raises EnvironmentNotFound, LaunchFailed.
+        """
+        ...
+
     async def adopt(self, spec: InstanceSpec) -> Instance:
         """Take over an instance that an earlier daemon of this home started; like `start`, for one that runs.
 
@@ -98,8 +127,20 @@ class Backend(Protocol):
         """
         ...
 
+    async def deliver(self, environment_id: str, files: Mapping[str, bytes]) -> None:
+        """Put files into the workspace of an instance that was started for a `program`; before anything runs in it.
+
+        Paths are relative, without `.` and `..`, and none is below another. Raises InvalidRequest for one that is too
+        long, DiskFull, PlatformError.
+        """
+        ...
+
     async def stop(self, environment_id: str) -> None:
         """Kill everything in it and remove every trace. Idempotent; unknown ids are fine. Raises PlatformError."""
+        ...
+
+    def alive(self, environment_id: str) -> bool:
+        """Whether an instance that was started here has not died yet."""
         ...
 
     async def wait(self, environment_id: str) -> None:

@@ -19,7 +19,7 @@ from skerry.failpoints import hit
 from skerry.host import plan, uids
 from skerry.host.cgroups import Cgroup, CgroupManager
 from skerry.host.launcher import Helper, Launch
-from skerry.host.network import Namespaces, identity
+from skerry.host.network import network_of
 from skerry.host.processes import start_time
 from skerry.ids import new_id
 
@@ -39,20 +39,15 @@ class Blank:
     launch: Launch
     user_namespace: int
     """A descriptor; -1 without root."""
-    namespaces: Namespaces | None
-    """Without root: later only the guest can open them."""
-
-    @property
-    def network(self) -> list[int] | None:
-        """Without root: by which it is known again, when its guest hands it over to another daemon."""
-        return None if self.namespaces is None else identity(self.namespaces.net)
+    network: int | None
+    """Without root, a descriptor: later only the guest can open it."""
 
     def end(self) -> None:
         """Remove every trace."""
         self.launch.end()
         self.close()
-        if self.namespaces is not None:
-            self.namespaces.close()
+        if self.network is not None:
+            os.close(self.network)
         self.cgroup.kill()
         self.cgroup.remove()
         if self.uid_base is not None:
@@ -162,6 +157,6 @@ class Blanks:
             if uid_base is not None:
                 uids.settle(uid_base, launch.pid)
                 user_namespace = os.open(f"/proc/{launch.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-            namespaces = Namespaces.of(launch.pid, rootful=False) if uid_base is None else None
+            network = network_of(launch.pid) if uid_base is None else None
             undo.pop_all()
-        return Blank(id_, directory, cgroup, uid_base, launch, user_namespace, namespaces)
+        return Blank(id_, directory, cgroup, uid_base, launch, user_namespace, network)

@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import socket
+from collections.abc import Mapping
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.instances import InstanceDirectory, Record, Running, helpers_in, list_directories
@@ -23,6 +24,7 @@ from skerry.host.network import Sockets
 from skerry.host.processes import descendants, start_time
 from skerry.ids import new_id
 from skerry.models import Enforcement, Usage
+from skerry.policy import Policy
 
 
 class FakeBackend:
@@ -47,6 +49,8 @@ class FakeBackend:
         hit("create.taken")
         try:
             workspace, tmp, run = (directory.place(name, 0o700) for name in ("workspace", "tmp", "run"))
+            for layer in spec.layers:
+                os.symlink(layer.source, f"{run}/{layer.name}")
             steps = plan.bare_steps(workspace, tmp, run, spec.policy.limits, spec.orphan)
             with directory.listen() as listener:
                 launch = Launch(self._helper, listener.fileno())
@@ -66,7 +70,13 @@ class FakeBackend:
             directory.remove()
             raise
         self._live[spec.environment_id] = running
-        return Instance(spec.environment_id, "disk", workspace)
+        return Instance(spec.environment_id, "program" if spec.program else "disk", workspace, tmp, run)
+
+    def fixed(self, policy: Policy) -> tuple[object, ...]:
+        return (policy.limits.fds,)
+
+    def settle(self, environment_id: str, policy: Policy) -> None:
+        self._get(environment_id)
 
     async def adopt(self, spec: InstanceSpec) -> Instance:
         directory = InstanceDirectory(self._instances, spec.environment_id)
@@ -76,7 +86,8 @@ class FakeBackend:
         if (running := Running.from_record(record)) is None:
             raise EnvironmentNotFound("its processes are gone")
         self._live[spec.environment_id] = running
-        return Instance(spec.environment_id, "disk", f"{directory.path}/workspace")
+        workspace, tmp, run = (f"{directory.path}/{name}" for name in ("workspace", "tmp", "run"))
+        return Instance(spec.environment_id, "disk", workspace, tmp, run)
 
     async def connect(self, environment_id: str) -> socket.socket:
         return InstanceDirectory(self._instances, environment_id).connect()
@@ -85,6 +96,9 @@ class FakeBackend:
         raise IsolationUnavailable(
             "this backend has no network of its own", hint="ask for isolation 'namespace'"
         )
+
+    async def deliver(self, environment_id: str, files: Mapping[str, bytes]) -> None:
+        InstanceDirectory(self._instances, environment_id).deliver(files)
 
     async def stop(self, environment_id: str) -> None:
         directory = InstanceDirectory(self._instances, environment_id)
@@ -103,6 +117,10 @@ class FakeBackend:
         hit("delete.killed")
         directory.remove()
         hit("delete.directory")
+
+    def alive(self, environment_id: str) -> bool:
+        running = self._live.get(environment_id)
+        return running is not None and not running.handle.ended()
 
     async def wait(self, environment_id: str) -> None:
         await self._get(environment_id).handle.wait()

@@ -20,27 +20,30 @@ from skerry.errors import GuestFailed
 from skerry.guest import frames
 from skerry.guest.channel import HANDSHAKE_SECONDS, REQUESTS
 from skerry.guest.frames import Type
-from skerry.host.network import Namespaces, identity
+from skerry.host.network import identity
 
 _VERSION = struct.pack("<I", frames.VERSION)
 _QUESTION = frames.encode(Type.HELLO, 0, _VERSION) + frames.encode(Type.NETWORK, REQUESTS)
 _ANSWER = frames.encode(Type.HELLO_REPLY, 0, _VERSION) + frames.encode(Type.RESULT, REQUESTS)
 
 
-async def handed_over(directory: InstanceDirectory, noted: list[int] | None) -> Namespaces | None:
-    """What the guest hands over, in a conversation that ends an earlier one; None: nothing, or not what was noted."""
+async def handed_over(directory: InstanceDirectory, noted: list[int] | None) -> int | None:
+    """A descriptor of what the guest hands over, in a conversation that ends an earlier one.
+
+    None: nothing, or not what was noted.
+    """
     try:
         sock = directory.connect(descriptors=True)
     except GuestFailed:
         return None
     loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Namespaces | None] = loop.create_future()
+    answer: asyncio.Future[int | None] = loop.create_future()
 
-    def deliver(found: Namespaces | None) -> None:
+    def deliver(found: int | None) -> None:
         if not answer.done():
             answer.set_result(found)
         elif found is not None:
-            found.close()
+            os.close(found)
 
     def work() -> None:
         found = _ask(sock, noted)
@@ -50,21 +53,21 @@ async def handed_over(directory: InstanceDirectory, noted: list[int] | None) -> 
     # A socket that lingers holds up whoever closes it, for as long as its sender wished: nobody waits for this thread.
     threading.Thread(target=work, daemon=True).start()
     try:
-        async with asyncio.timeout(2 * HANDSHAKE_SECONDS):
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
             return await answer
     except TimeoutError:
         return None
 
 
-def _ask(sock: socket.socket, noted: list[int] | None) -> Namespaces | None:
+def _ask(sock: socket.socket, noted: list[int] | None) -> int | None:
     deadline = time.monotonic() + HANDSHAKE_SECONDS
     found: list[int] = []
     heard = b""
     try:
         with sock:
-            sock.settimeout(HANDSHAKE_SECONDS)
             sock.sendall(_QUESTION)
             while len(heard) < len(_ANSWER):
+                sock.settimeout(max(0.0, deadline - time.monotonic()))
                 # With room for one descriptor: the kernel drops what else comes with it.
                 data, ancillary, _, _ = sock.recvmsg(
                     len(_ANSWER) - len(heard), socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC
@@ -73,10 +76,10 @@ def _ask(sock: socket.socket, noted: list[int] | None) -> Namespaces | None:
                     struct.unpack("=i", fd)[0] for _, kind, fd in ancillary if kind == socket.SCM_RIGHTS
                 ]
                 heard += data
-                if not data or time.monotonic() > deadline:
+                if not data:
                     return None
         if heard == _ANSWER and len(found) == 1 and identity(found[0]) == noted:
-            return Namespaces.around(found.pop(), rootful=False)
+            return found.pop()
         return None
     except OSError:
         return None

@@ -11,9 +11,10 @@ import contextlib
 import hashlib
 import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
+from skerry.backends.base import Capabilities, Instance, InstanceSpec, Layer, Sample
 from skerry.backends.blanks import READY, REFILL_AFTER, Blank, Blanks
 from skerry.backends.handover import handed_over
 from skerry.backends.instances import InstanceDirectory, Running, list_directories, not_made
@@ -28,13 +29,16 @@ from skerry.failpoints import hit
 from skerry.host import mounts, plan, seccomp, uids
 from skerry.host.cgroups import Cgroup, CgroupManager
 from skerry.host.launcher import Helper, step_failed, try_steps
-from skerry.host.network import Namespaces, Sockets, catch_all
+from skerry.host.network import Sockets, catch_all, identity, network_of
 from skerry.host.readback import protections
 from skerry.host.volumes import SUBDIR, Volumes
 from skerry.images.hostroot import HostRoots
 from skerry.images.store import Image
 from skerry.models import Enforcement, Usage
 from skerry.policy import Limits, Policy
+
+ASKED_AT_ONCE = 32
+"""Guests, for their network: each takes a thread."""
 
 Rows = list[Enforcement]
 Descriptors = list[int]
@@ -46,7 +50,8 @@ class _Live:
     cgroup: Cgroup
     running: Running
     uid_base: int | None
-    namespaces: Namespaces | None = None
+    network: int | None = None
+    """A descriptor, without root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ class NamespaceBackend:
             self._volumes.want(Limits().disk, Limits().inodes)
         self._host_roots = HostRoots(f"{home}/host")
         self._filters: dict[str, int] = {}
+        self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
         self._live: dict[str, _Live] = {}
         self._facts: dict[str, _Facts] = {}
         os.makedirs(self._instances, mode=0o700, exist_ok=True)
@@ -94,7 +100,7 @@ class NamespaceBackend:
 
     async def start(self, spec: InstanceSpec) -> Instance:
         policy = spec.policy
-        kind = self._workspace_kind(policy)
+        kind = "program" if spec.program else self._workspace_kind(policy)
         filter_fd = self._filter(policy.profile)
         blank = await self._blanks.take(spec.environment_id)
         hit("create.taken")
@@ -109,15 +115,22 @@ class NamespaceBackend:
             fds = [filter_fd]
             with contextlib.ExitStack() as descriptors:
                 workspace = await self._workspace(kind, policy, blank, fds, descriptors)
+                self._layers(spec.layers, fds, descriptors)
                 rest = plan.Plan(
-                    workspace, policy.limits, self._rootful, spec.orphan, self._cgroups.mode == "none"
+                    workspace,
+                    policy.limits,
+                    self._rootful,
+                    spec.orphan,
+                    self._cgroups.mode == "none",
+                    tuple((layer.name, layer.source) for layer in spec.layers),
                 )
                 blank.launch.send(rest.encode(), fds)
             hit("create.sent")
             blank.launch.keep()
             hit("create.kept")
             blank.cgroup.apply(policy.limits)
-            facts = {"workspace": kind, "shared": root.shared, "network": blank.network}
+            network = None if blank.network is None else identity(blank.network)
+            facts = {"workspace": kind, "shared": root.shared, "network": network}
             blank.directory.note(facts)
             hit("create.noted")
             await blank.launch.done()
@@ -125,7 +138,7 @@ class NamespaceBackend:
             if shared != root.shared:
                 blank.directory.note({**facts, "shared": shared})
             self._live[blank.id] = _Live(
-                blank.cgroup, Running(blank.launch.pid), blank.uid_base, blank.namespaces
+                blank.cgroup, Running(blank.launch.pid), blank.uid_base, blank.network
             )
             self._facts[blank.id] = _Facts(policy, kind, shared)
             undo.pop_all()
@@ -136,6 +149,23 @@ class NamespaceBackend:
                 REFILL_AFTER, self._volumes.want, limits.disk, limits.inodes
             )
         return Instance(blank.id, kind, "/workspace")
+
+    def fixed(self, policy: Policy) -> tuple[object, ...]:
+        limits, kind = policy.limits, self._workspace_kind(policy)
+        by_process = self._cgroups.mode == "none"
+        return (
+            policy.profile,
+            kind,
+            limits.disk,
+            limits.inodes,
+            limits.fds,
+            limits.memory if by_process or kind == "memory" else None,
+            limits.pids if by_process else None,
+        )
+
+    def settle(self, environment_id: str, policy: Policy) -> None:
+        self._get(environment_id).cgroup.apply(policy.limits)
+        self._facts[environment_id] = replace(self._facts[environment_id], policy=policy)
 
     async def adopt(self, spec: InstanceSpec) -> Instance:
         id_ = spec.environment_id
@@ -153,7 +183,8 @@ class NamespaceBackend:
         self._live[id_] = live = _Live(cgroup, running, record.uid_base)
         self._facts[id_] = _Facts(spec.policy, facts["workspace"], facts["shared"])
         if not self._rootful:
-            live.namespaces = await handed_over(directory, facts.get("network"))
+            async with self._asking:
+                live.network = await handed_over(directory, facts.get("network"))
         return Instance(id_, facts["workspace"], "/workspace")
 
     async def connect(self, environment_id: str) -> socket.socket:
@@ -161,25 +192,28 @@ class NamespaceBackend:
 
     async def open_network(self, environment_id: str) -> Sockets:
         live = self._get(environment_id)
-        if live.namespaces is None and not self._rootful:
+        if live.network is None and not self._rootful:
             raise IsolationUnavailable(
                 "its network cannot be entered: its guest did not hand it over to this daemon",
                 hint="create a new environment",
             )
 
         def work() -> Sockets:
-            if live.namespaces is not None:
-                return catch_all(self._helper, live.namespaces)
-            namespaces = Namespaces.of(live.running.handle.pid, rootful=True)
+            if live.network is not None:
+                return catch_all(self._helper, live.network, rootful=False)
+            network = network_of(live.running.handle.pid)
             try:
-                return catch_all(self._helper, namespaces)
+                return catch_all(self._helper, network, rootful=True)
             finally:
-                namespaces.close()
+                os.close(network)
 
         try:
             return await asyncio.to_thread(work)
         except OSError as error:
             raise IsolationUnavailable(f"its network cannot be entered: {error.strerror}") from error
+
+    async def deliver(self, environment_id: str, files: Mapping[str, bytes]) -> None:
+        await asyncio.to_thread(InstanceDirectory(self._instances, environment_id).deliver, files)
 
     async def stop(self, environment_id: str) -> None:
         self._blanks.forget(environment_id)
@@ -199,8 +233,12 @@ class NamespaceBackend:
         self._facts.pop(environment_id, None)
         if live is not None:
             live.running.handle.close()
-        if last is not None and last.namespaces is not None:
-            last.namespaces.close()
+        if last is not None and last.network is not None:
+            os.close(last.network)
+
+    def alive(self, environment_id: str) -> bool:
+        live = self._live.get(environment_id)
+        return live is not None and not live.running.handle.ended()
 
     async def wait(self, environment_id: str) -> None:
         await self._get(environment_id).running.handle.wait()
@@ -219,7 +257,9 @@ class NamespaceBackend:
                 Enforcement("pids_of_user", True, str(limits.pids), "RLIMIT_NPROC, in this user namespace"),
             ]
         rows.append(Enforcement("fds", True, str(limits.fds), "RLIMIT_NOFILE of each process"))
-        if facts.workspace == "memory":
+        if facts.workspace == "program":
+            rows.append(Enforcement("workspace", True, "read-only", "a mount that cannot be written"))
+        elif facts.workspace == "memory":
             size = str(_memory_size(facts.policy))
             rows.append(Enforcement("disk", True, size, "size of the tmpfs at /workspace"))
             rows.append(Enforcement("inodes", True, str(limits.inodes), "nr_inodes of the tmpfs"))
@@ -291,7 +331,14 @@ class NamespaceBackend:
     async def _workspace(
         self, kind: str, policy: Policy, blank: Blank, fds: Descriptors, descriptors: contextlib.ExitStack
     ) -> plan.Workspace:
-        """What /workspace will be; a file system of its own goes to the end of `fds`."""
+        """What /workspace will be; a mount that is sent along goes to the end of `fds`."""
+        if kind == "program":
+            directory = blank.directory.place("workspace", 0o755)
+            if self._rootful:
+                fds.append(self._copy_tree(directory, descriptors))
+                with contextlib.suppress(OSError):  # then its files are nobody's, inside
+                    mounts.map_ids(fds[-1], blank.user_namespace)
+            return plan.Workspace(directory=directory, read_only=True)
         if kind == "disk" and self._volumes is not None:
             fds.append(await self._volume(policy, blank.uid_base))
             descriptors.callback(os.close, fds[-1])
@@ -306,17 +353,26 @@ class NamespaceBackend:
         if not self._rootful:
             return found
         for path, below in root.sources:
-            try:
-                fd = mounts.copy_tree(path, mounts.RDONLY | mounts.NOSUID | mounts.NODEV, recursive=below)
-            except OSError as error:
-                raise step_failed("tree", error.errno or 0, path) from error
-            descriptors.callback(os.close, fd)
-            found.append(fd)
+            found.append(self._copy_tree(path, descriptors, recursive=below))
         # Files of an image belong to the environment's users, files of the host stay nobody's. A file system without
         # id-mapped mounts shows its files as nobody's too: less pretty, no less safe.
         with contextlib.suppress(OSError):
             mounts.map_ids(found[0], blank.user_namespace)
         return found
+
+    def _layers(self, layers: tuple[Layer, ...], fds: Descriptors, descriptors: contextlib.ExitStack) -> None:
+        """With the powers of root, their mounts at the end of `fds`; else the helper makes them."""
+        if self._rootful:
+            fds += [self._copy_tree(layer.source, descriptors) for layer in layers]
+
+    def _copy_tree(self, path: str, descriptors: contextlib.ExitStack, *, recursive: bool = False) -> int:
+        """A mount of it that can only be read, open until `descriptors` are closed. Raises LaunchFailed."""
+        try:
+            fd = mounts.copy_tree(path, mounts.RDONLY | mounts.NOSUID | mounts.NODEV, recursive=recursive)
+        except OSError as error:
+            raise step_failed("tree", error.errno or 0, path) from error
+        descriptors.callback(os.close, fd)
+        return fd
 
     def _root(self, image: Image) -> plan.Root:
         if image.rootfs is not None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 VERBS = {
     "run": ("run", "Run a command in a fresh environment and remove it afterwards"),
+    "code run": ("code", "Run a program once, in an environment of its own"),
+    "languages": ("code", "List the languages that programs can be written in"),
     "create": ("environments", "Create an environment and print its id"),
     "exec": ("run", "Run a command in an environment"),
     "shell": ("run", "Open a terminal in an environment, or in a throw-away one"),
@@ -43,6 +45,10 @@ VERBS = {
     "image import": ("images", "Make an image from an archive"),
     "image inspect": ("images", "Show an image"),
     "image rm": ("images", "Delete images"),
+    "pool stats": ("pools", "Show how many environments are ready before anybody asks"),
+    "pool warmup": ("pools", "Have so many ready"),
+    "pool shrink": ("pools", "Keep fewer ready"),
+    "pool health": ("pools", "Check that a pool can start environments"),
     "context ls": ("contexts", "List the daemons that have a name here"),
     "context add": ("contexts", "Give a daemon elsewhere a name"),
     "context use": ("contexts", "Choose the daemon that commands talk to"),
@@ -58,6 +64,7 @@ VERBS = {
     "audit export": ("audit", "Print the whole audit, one JSON object a line"),
     "audit verify": ("audit", "Check that no row of the audit was changed, removed or moved"),
     "tools schema": ("tools", "Print the tools in the format of a model's API"),
+    "mcp": ("tools", "Serve the tools by the Model Context Protocol"),
     "doctor": ("service", "Check what the daemon's machine can do, and what to fix"),
     "serve": ("service", "Run the daemon in the foreground"),
     "stop": ("service", "Stop the daemon"),

@@ -102,8 +102,18 @@ class Parser:
         self.options.append(argument)
         self._by_name |= dict.fromkeys(names, argument)
 
-    def argument(self, name: str, takes: str, help: str, *, count: str = "1", completes: str = "") -> None:
-        self.positional.append(Argument((name,), takes, help, str, False, count, completes))
+    def argument(
+        self,
+        name: str,
+        takes: str,
+        help: str,
+        *,
+        convert: Convert = str,
+        count: str = "1",
+        completes: str = "",
+    ) -> None:
+        """Only one that comes once is converted."""
+        self.positional.append(Argument((name,), takes, help, convert, False, count, completes))
 
     @property
     def has_command(self) -> bool:
@@ -160,14 +170,17 @@ class Parser:
             if not todo:
                 raise self._mistake(f"{name} needs a value: {argument.takes}")
             value = todo.pop()
-        try:
-            converted = argument.convert(value)
-        except ValueError:
-            raise self._mistake(f"{name} takes {argument.takes}, not {value!r}") from None
+        converted = self._convert(argument, f"{name} takes {argument.takes}", value)
         if argument.repeated:
             values[argument.key].append(converted)
         else:
             values[argument.key] = converted
+
+    def _convert(self, argument: Argument, wanted: str, value: str) -> Any:
+        try:
+            return argument.convert(value)
+        except ValueError:
+            raise self._mistake(f"{wanted}, not {value!r}") from None
 
     def _take_positional(self, words: list[str], values: dict[str, Any], marked: bool) -> None:
         """Spread the words that are no options. `marked`: a `--` came before them, so another is a word."""
@@ -179,7 +192,10 @@ class Parser:
                     raise self._mistake(f"{argument.takes} is missing")
                 values[argument.key], words = words, []
             elif words:
-                values[argument.key], words = words[0], words[1:]
+                values[argument.key], words = (
+                    self._convert(argument, f"{argument.takes} is a number", words[0]),
+                    words[1:],
+                )
             elif argument.count == "1":
                 raise self._mistake(f"{argument.takes} is missing")
         if words:

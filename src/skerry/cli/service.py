@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from skerry.cli.parser import Parser
 
 
-def _become(module: str, *arguments: str) -> int:
+def become(module: str, *arguments: str) -> int:
     """Turn into another part of Skerry, which this program may not import."""
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
 
@@ -31,7 +31,7 @@ def _doctor(args: SimpleNamespace) -> int:
     from skerry.client import endpoint
 
     if endpoint.find().home is not None:
-        return _become("skerry.daemon.doctor", *(["--json"] if args.json else []))
+        return become("skerry.daemon.doctor", *(["--json"] if args.json else []))
     from skerry.client.sync.client import Client
 
     report = Client().doctor()
@@ -64,7 +64,7 @@ def _serve(args: SimpleNamespace) -> int:
     for name in ("grpc", "tls_cert", "tls_key"):
         if value := getattr(args, name):
             options.append(f"--{name.replace('_', '-')}={value}")
-    return _become("skerry.daemon", "--foreground", *options)
+    return become("skerry.daemon", "--foreground", *options)
 
 
 def _stop_arguments(parser: Parser) -> None:

@@ -18,7 +18,7 @@ from skerry.backends.base import Backend
 from skerry.backends.fake import FakeBackend
 from skerry.backends.namespace import NamespaceBackend
 from skerry.backends.registry import Registry
-from skerry.daemon import logs
+from skerry.daemon import logs, pools
 from skerry.daemon.auth import Gate
 from skerry.daemon.doors import Door, UnixDoor
 from skerry.daemon.http import table
@@ -32,6 +32,7 @@ from skerry.egress.addresses import Address, Network, Ranges, parse_network
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.host.interfaces import own_addresses
 from skerry.images.store import ImageStore
+from skerry.manager.code import Code
 from skerry.manager.environments import EnvironmentManager
 from skerry.settings import Home
 from skerry.store import Store
@@ -98,12 +99,18 @@ async def serve(
     ranges = make_ranges(home)
     records = MeasuredRecords(database, home.identity(), metrics)
     manager = EnvironmentManager(
-        registry, store, records, ranges=ranges, preset=partial(presets.preset, home=home)
+        registry,
+        store,
+        records,
+        ranges=ranges,
+        preset=partial(presets.preset, home=home),
+        pools=pools.load(home),
     )
     stopping = asyncio.Event()
     gate = Gate(database)
     readiness = Readiness(manager, database, home.path)
-    engine = Engine(manager, store, database, gate, home, readiness, metrics, stopping.set)
+    code = Code(manager, store, home.path)
+    engine = Engine(manager, code, store, database, gate, home, readiness, metrics, stopping.set)
     api = Api(engine, table.OPERATIONS)
     grpc_server = _grpc_server(api, engine, grpc, tls) if grpc else None
     await asyncio.to_thread(store.sweep)
@@ -140,6 +147,7 @@ async def serve(
             what = "left to the next daemon" if keep else "deleted"
             log.warning(f"stopping: all environments are {what}", environments=len(manager))
         try:
+            await code.close()
             await manager.close(keep=keep)
         finally:
             server.stop()

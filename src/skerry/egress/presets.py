@@ -1,7 +1,7 @@
 """Presets: what must be allowed and set so that a package tool works inside as it does on this machine.
 
-No registry is named here. The machine's own tools say where packages come from (`registries.py`), and an operator
-adds to that, or replaces it, in `presets.toml` in the daemon's home:
+No registry is named here. The machine's own tools say where packages come from (`registries.py`, `debian.py`), and
+an operator adds to that, or replaces it, in `presets.toml` in the daemon's home:
 
     [python-packages]
     allow = ["files.example.test"]        # rules, beside those that follow from the URLs
@@ -24,7 +24,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from skerry.egress.registries import FOLDER, Found, ask_apt, ask_git, ask_go, ask_npm, ask_pip
+from skerry.egress.asking import FOLDER, Found
+from skerry.egress.debian import ask_apt
+from skerry.egress.registries import GOFLAGS, ask_git, ask_go, ask_npm, ask_pip
 from skerry.egress.rules import Rule
 from skerry.errors import InvalidRequest, PlatformError, SkerryError
 from skerry.settings import Home
@@ -85,8 +87,7 @@ def install_variables(workspace: str, path: str) -> dict[str, str]:
         "PIP_BREAK_SYSTEM_PACKAGES": "1",
         # Else `npm install -g` writes to the root.
         "NPM_CONFIG_PREFIX": f"{workspace}/.local",
-        # Else Go's cache of modules is read-only, and nobody can remove it.
-        "GOFLAGS": "-modcacherw",
+        "GOFLAGS": GOFLAGS,
     }
 
 

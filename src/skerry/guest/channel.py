@@ -467,6 +467,10 @@ class Channel(asyncio.Protocol):
     async def ping(self) -> None:
         await self._request(Type.PING)
 
+    def stay(self, seconds: float) -> None:
+        """Have the guest live for so long, from now on, when it is without a daemon."""
+        self.send(Type.STAY, 0, struct.pack("<Q", int(seconds * 1000)))
+
     async def _file(self, type_: Type, path: str, fields: bytes = b"") -> bytes:
         payload = frames.field(Tag.PATH, path_bytes(path)) + fields
         try:

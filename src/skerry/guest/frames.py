@@ -38,6 +38,7 @@ class Type(IntEnum):
     PING = 11
     SHUTDOWN = 12
     NETWORK = 13
+    STAY = 14
     FILE_READ = 20
     FILE_WRITE = 21
     FILE_STAT = 22

@@ -200,6 +200,8 @@ class Cgroup:
             self._set("memory", "memory.max", str(limits.memory))
             self._set("memory", "memory.swap.max", "0", optional=True)
         elif "memory" in self._dirs:
+            # It may have had smaller ones, and the second must never be below the first.
+            self._set("memory", "memory.memsw.limit_in_bytes", "-1", optional=True)
             self._set("memory", "memory.limit_in_bytes", str(limits.memory))
             if not self._set("memory", "memory.memsw.limit_in_bytes", str(limits.memory), optional=True):
                 self._set("memory", "memory.swappiness", "0")

@@ -20,31 +20,9 @@ _GET_OWNER = 0xB701  # NS_GET_USERNS of linux/nsfs.h
 _SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Namespaces:
-    """Descriptors. The user namespace is -1 where it need not be entered: root may do everything in both."""
-
-    user: int
-    net: int
-
-    @classmethod
-    def of(cls, pid: int, *, rootful: bool) -> Namespaces:
-        """Of a process that may be looked at. Raises OSError."""
-        return cls.around(os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC), rootful=rootful)
-
-    @classmethod
-    def around(cls, net: int, *, rootful: bool) -> Namespaces:
-        """A network, whose descriptor is taken, and the user namespace that owns it. Raises OSError."""
-        try:
-            return cls(-1 if rootful else fcntl.ioctl(net, _GET_OWNER), net)
-        except OSError:
-            os.close(net)
-            raise
-
-    def close(self) -> None:
-        for fd in (self.user, self.net):
-            if fd >= 0:
-                os.close(fd)
+def network_of(pid: int) -> int:
+    """A descriptor of the network namespace of a process that may be looked at. Raises OSError."""
+    return os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def identity(net: int) -> list[int]:
@@ -63,10 +41,11 @@ class Sockets:
             one.close()
 
 
-def catch_all(helper: Helper, namespaces: Namespaces) -> Sockets:
-    """Make everything that is sent in these namespaces arrive at new sockets. To be called once for each, in a thread.
+def catch_all(helper: Helper, network: int, *, rootful: bool) -> Sockets:
+    """Make everything that is sent in a network namespace arrive at new sockets. For a thread.
 
-    Raises IsolationUnavailable with what this machine lacks.
+    Root may do everything there; others enter the user namespace that owns it. Raises IsolationUnavailable with what
+    this machine lacks.
     """
     control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with control:
@@ -74,7 +53,7 @@ def catch_all(helper: Helper, namespaces: Namespaces) -> Sockets:
         with other:
             pid = spawn(helper, "network", [other.fileno()])
         try:
-            return _prepare(control, namespaces)
+            return _prepare(control, network, rootful)
         except OSError as error:  # it does not answer, or is gone
             raise IsolationUnavailable(f"the network did not get ready: {error}") from error
         finally:
@@ -82,12 +61,16 @@ def catch_all(helper: Helper, namespaces: Namespaces) -> Sockets:
             os.waitpid(pid, 0)
 
 
-def _prepare(control: socket.socket, namespaces: Namespaces) -> Sockets:
+def _prepare(control: socket.socket, network: int, rootful: bool) -> Sockets:
     made: list[socket.socket] = []
     try:
-        if namespaces.user >= 0:
-            _ask(control, "entering its user namespace", b"e", _NEW_USER, fd=namespaces.user)
-        _ask(control, "entering its network", b"e", _NEW_NET, fd=namespaces.net)
+        if not rootful:
+            owner = fcntl.ioctl(network, _GET_OWNER)
+            try:
+                _ask(control, "entering its user namespace", b"e", _NEW_USER, fd=owner)
+            finally:
+                os.close(owner)
+        _ask(control, "entering its network", b"e", _NEW_NET, fd=network)
         families = [socket.AF_INET, socket.AF_INET6] if _has_ipv6(control) else [socket.AF_INET]
         port = 0
         for family in families:

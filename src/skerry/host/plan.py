@@ -81,6 +81,8 @@ class Workspace:
     volume: str | None = None
     directory: str | None = None
     memory: int = 0
+    read_only: bool = False
+    """Of a directory: if rootful, its mount is sent along."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +94,14 @@ class Plan:
     """Seconds without a daemon after which it ends by itself."""
     rlimits: bool = False
     """Without cgroups: what rlimits can do must do."""
+    layers: tuple[tuple[str, str], ...] = ()
+    """Name below RUN, and directory of the host: what can only be read."""
 
     def encode(self) -> bytes:
         """The steps as the helper reads them, after `image_steps`.
 
-        Descriptors to send along: the seccomp program, and the workspace's volume if it has one.
+        Descriptors to send along: the seccomp program, the workspace's volume if it has one, and if rootful, the
+        mounts of a workspace that can only be read and of the layers.
         """
         return encode_steps(
             [
@@ -125,11 +130,28 @@ class Plan:
         if self.workspace.volume is not None:
             steps.append(("volume", str(_WORKSPACE_SLOT), "workspace", self.workspace.volume))
         elif self.workspace.directory is not None:
-            steps.append(("tree", str(_WORKSPACE_SLOT), self.workspace.directory, ""))
+            if not self._sent:
+                flags = "ro" if self.workspace.read_only else ""
+                steps.append(("tree", str(_WORKSPACE_SLOT), self.workspace.directory, flags))
             steps.append(("place", str(_WORKSPACE_SLOT), "workspace"))
         else:
             size = f"size={self.workspace.memory},nr_inodes={limits.inodes + 1}"  # one is its root
             steps.append(("tmpfs", "workspace", f"{owner},mode=0755,{size}", ""))
+        return steps + self._layer_steps()
+
+    @property
+    def _sent(self) -> bool:
+        """Whether the mount of the workspace comes as a descriptor."""
+        return self.workspace.volume is not None or (self.rootful and self.workspace.read_only)
+
+    def _layer_steps(self) -> list[Step]:
+        first = _WORKSPACE_SLOT + (self._sent or not self.rootful)
+        steps: list[Step] = []
+        for slot, (name, source) in enumerate(self.layers, first):
+            target = f"{RUN.lstrip('/')}/{name}"
+            if not self.rootful:
+                steps.append(("tree", str(slot), source, "ro"))
+            steps += [("dir", target, "0755"), ("place", str(slot), target), ("own", target)]
         return steps
 
     def _guest(self) -> Step:

@@ -53,6 +53,11 @@ class Image:
     created_at: float
     description: str
 
+    @property
+    def ref(self) -> str:
+        """By which `ImageStore.get` finds this one, whatever its name points to by then."""
+        return HOST if self.kind == HOST else self.digest
+
     def info(self) -> ImageInfo:
         return ImageInfo(self.name, self.digest, self.kind, self.size, self.created_at, self.description)
 

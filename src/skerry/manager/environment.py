@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict, dataclass, field
 
-from skerry.backends.base import Backend, Instance
+from skerry.backends.base import Backend, Instance, Layer
 from skerry.egress.limits import Traffic
 from skerry.errors import EnvironmentEnded
 from skerry.images.store import Image
@@ -13,6 +13,7 @@ from skerry.manager.audit import Subject
 from skerry.manager.commands import base_variables
 from skerry.manager.executions import Executions
 from skerry.manager.network import Network
+from skerry.manager.pools import Entry, Pool
 from skerry.manager.reaper import Lease
 from skerry.manager.records import Key
 from skerry.models import EnvironmentInfo, Outcome, State, Usage
@@ -45,10 +46,17 @@ class Environment:
     recorded: bool = False
     """Whether its row is in the store."""
     key: Key | None = None
+    program: bool = False
+    """Whether it is for one program, whose caller waits: see InstanceSpec. No other daemon takes it over."""
+    layers: tuple[Layer, ...] = ()
     repeats: str = ""
     """The id of the environment that was meant, if the request was made before."""
     uses: int = 0
     """Calls under way that are not executions."""
+    pool: Pool | None = None
+    """The one that is for such environments."""
+    entry: Entry | None = None
+    """What the pool has made of it already."""
     instance: Instance | None = None
     executions: Executions | None = None
     network: Network | None = None

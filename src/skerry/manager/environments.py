@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from socket import socket
@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from skerry.backends.base import Layer
 from skerry.backends.registry import Registry
 from skerry.egress import presets
 from skerry.egress.addresses import Ranges
@@ -41,6 +42,7 @@ from skerry.manager.environment import Environment
 from skerry.manager.executions import Executions
 from skerry.manager.lifecycle import Lifecycle
 from skerry.manager.network import Networks, describe, with_network, with_rules
+from skerry.manager.pools import Pools, Settings
 from skerry.manager.reaper import Clock, Lease
 from skerry.manager.records import NOT_STARTED, Key, Records
 from skerry.manager.recovery import Recovery
@@ -74,6 +76,7 @@ class EnvironmentManager:
         open_channel: Callable[[socket], Awaitable[Channel]] = Channel.begin,
         ranges: Ranges | None = None,
         preset: Callable[[str], Preset] | None = None,
+        pools: Iterable[Settings] = (),
     ) -> None:
         self._registry = registry
         self._images = images
@@ -83,8 +86,9 @@ class EnvironmentManager:
         self._networks = networks
         self._catalogue = Catalogue(self._clock)
         self._lifecycle = Lifecycle(records, self._catalogue, networks, self._clock, open_channel)
+        self.pools = Pools(pools, registry, images, open_channel)
         self._recovery = Recovery(
-            registry, images, records, self._catalogue, self._lifecycle, networks, self._clock
+            registry, images, records, self._catalogue, self._lifecycle, networks, self.pools, self._clock
         )
         self._denials = Denials(records)
 
@@ -95,6 +99,7 @@ class EnvironmentManager:
         """Take over what an earlier daemon of this home left running, and remove what it left half made or half
         removed. Raises StoreUnavailable, PlatformError."""
         await self._recovery.recover()
+        self.pools.begin()
 
     async def reconcile(self) -> None:
         """Compare what is on the host with what should be, and remove what nobody knows of; to be called now and then.
@@ -128,8 +133,12 @@ class EnvironmentManager:
         idle: float = 900.0,
         env: dict[str, str] | None = None,
         key: Key | None = None,
+        program: bool = False,
+        layers: tuple[Layer, ...] = (),
     ) -> Environment:
         """A running environment, or nothing at all. With a key that was used before: the one that it made.
+
+        `program` and `layers` are those of InstanceSpec.
 
         Raises InvalidRequest, Conflict (the name is taken, or the key was used for something else), ImageNotFound,
         IsolationUnavailable, LaunchFailed, GuestFailed, DiskFull, DaemonUnavailable (it is stopping),
@@ -150,9 +159,12 @@ class EnvironmentManager:
         await self._networks.understand(policy)
         found = self._images.get(image)
         backend, capabilities = self._registry.pick(policy.isolation)
-        now = time.time()
+        now, began = time.time(), time.monotonic()
+        pool, entry = None, None
+        if not (program or layers or self._lifecycle.refused(caller.tenant)):
+            pool, entry = self.pools.take(found, policy, backend)
         environment = Environment(
-            id=backend.reserve(),
+            id=backend.reserve() if entry is None else entry.id,
             tenant=caller.tenant,
             created_by=caller.who,
             name=name,
@@ -165,6 +177,10 @@ class EnvironmentManager:
             created_at=now,
             expires_at=now + lifetime,
             key=key,
+            pool=pool,
+            entry=entry,
+            program=program,
+            layers=layers,
         )
         environment.lease = Lease(self._clock, lifetime, idle, environment.busy)
         self._catalogue.add(environment)
@@ -197,6 +213,8 @@ class EnvironmentManager:
         if environment.state is not State.RUNNING:
             act.end(CANCELED)
             raise environment.gone()
+        if pool is not None:
+            pool.waited(time.monotonic() - began)
         hit("create.served")
         act.end("completed")
         return environment
@@ -386,6 +404,7 @@ class EnvironmentManager:
                 await self.delete_all("the daemon stopped")
         finally:
             await self._lifecycle.close()
+            await self.pools.close()
             for backend in self._registry.backends:
                 await backend.close()
 
@@ -398,5 +417,9 @@ class EnvironmentManager:
         return {(backend.name,): backend.prepared() for backend in self._registry.backends}
 
     def in_use(self) -> set[str]:
-        """The digests of images that live environments stand on. May be called from any thread."""
-        return {environment.image.digest for environment in tuple(self._catalogue.live.values())}
+        """The digests of images that environments stand on, live ones and those that pools keep ready.
+
+        May be called from any thread.
+        """
+        live = tuple(self._catalogue.live.values())
+        return {environment.image.digest for environment in live} | self.pools.images

@@ -30,6 +30,7 @@ from skerry.manager.catalogue import Catalogue
 from skerry.manager.environment import Environment
 from skerry.manager.executions import Executions
 from skerry.manager.network import Networks
+from skerry.manager.pools import Entry
 from skerry.manager.reaper import Clock, Lease, Reaper
 from skerry.manager.records import Records
 from skerry.models import Outcome, State
@@ -43,6 +44,11 @@ REFUSED_FOR = 10.0
 """Seconds for which a tenant without room in its quota has to wait for the store before anything is made for it."""
 
 log = structlog.get_logger(component="manager")
+
+
+def orphan(environment: Environment) -> float:
+    """For how many seconds it outlives its daemon."""
+    return max(environment.lease.lifetime, ORPHAN_MIN)
 
 
 class Lifecycle:
@@ -84,20 +90,31 @@ class Lifecycle:
 
         Raises LaunchFailed, GuestFailed, DiskFull, IsolationUnavailable, Conflict, QuotaExceeded, StoreUnavailable.
         """
-        orphan = max(environment.lease.lifetime, ORPHAN_MIN)
-        spec = InstanceSpec(environment.id, environment.image, environment.policy, orphan)
+        spec = InstanceSpec(
+            environment.id,
+            environment.image,
+            environment.policy,
+            orphan(environment),
+            environment.program,
+            environment.layers,
+        )
+        # Before its row can be there: the next daemon takes over what has a row.
+        channel = await self._from_pool(environment.entry, spec) if environment.entry is not None else None
         written = asyncio.create_task(self._write_down(environment, act))  # as soon as this one has to wait
-        since = time.monotonic() - self._refused.get(environment.tenant, -REFUSED_FOR)
-        if environment.key is not None or since < REFUSED_FOR:
+        if environment.key is not None or self.refused(environment.tenant):
             await written  # nothing is made for a request that was made before
             if environment.repeats:
                 return
         try:
             async with asyncio.timeout(START_TIMEOUT):
-                environment.instance = await environment.backend.start(spec)
-                hit("create.started")
-                channel = await self._open_channel(await environment.backend.connect(environment.id))
-                hit("create.connected")
+                if channel is None:
+                    environment.instance = await environment.backend.start(spec)
+                    hit("create.started")
+                    channel = await self._open_channel(await environment.backend.connect(environment.id))
+                    hit("create.connected")
+                else:
+                    assert environment.entry is not None
+                    environment.instance = environment.entry.instance
                 if environment.policy.network != "none":
                     await self._networks.open(environment, channel)
         except TimeoutError as error:
@@ -122,6 +139,24 @@ class Lifecycle:
             image=environment.image.name,
             isolation=environment.isolation,
         )
+
+    def refused(self, tenant: str) -> bool:
+        """Whether it had no room in its quota a moment ago."""
+        return time.monotonic() - self._refused.get(tenant, -REFUSED_FOR) < REFUSED_FOR
+
+    async def _from_pool(self, entry: Entry, spec: InstanceSpec) -> Channel | None:
+        """The channel of an entry that has become what was asked for; None for one that has just died."""
+        try:
+            entry.channel.check_open()
+            entry.backend.settle(entry.id, spec.policy)
+        except SkerryError as error:
+            log.warning("not from its pool", environment=entry.id, error=str(error))
+            await entry.channel.close()
+            await entry.backend.stop(entry.id)
+            return None
+        entry.channel.stay(spec.orphan)
+        hit("pool.settled")
+        return entry.channel
 
     async def _write_down(self, environment: Environment, act: Act) -> None:
         await self.write_ends()  # or one of them might still have the name
@@ -218,6 +253,8 @@ class Lifecycle:
         environment.state = State.ENDED
         environment.executions = None
         self._catalogue.ended(environment, self._clock.time())
+        if environment.pool is not None:
+            environment.pool.released(environment.id)
         log.info("ended", environment=environment.id, reason=environment.reason)
 
     async def _write(self, environment: Environment, state: State) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import replace
 
 import structlog
@@ -24,8 +24,9 @@ from skerry.manager.audit import Act, note
 from skerry.manager.caller import Caller
 from skerry.manager.catalogue import Catalogue
 from skerry.manager.environment import Environment
-from skerry.manager.lifecycle import Lifecycle
+from skerry.manager.lifecycle import Lifecycle, orphan
 from skerry.manager.network import Networks
+from skerry.manager.pools import Pools
 from skerry.manager.reaper import Clock, Lease
 from skerry.manager.records import NOT_STARTED, Records, boot_id, policy_of, since_boot
 from skerry.models import Outcome, State, Usage
@@ -48,6 +49,7 @@ class Recovery:
         catalogue: Catalogue,
         lifecycle: Lifecycle,
         networks: Networks,
+        pools: Pools,
         clock: Clock,
     ) -> None:
         self._registry = registry
@@ -56,6 +58,7 @@ class Recovery:
         self._catalogue = catalogue
         self._lifecycle = lifecycle
         self._networks = networks
+        self._pools = pools
         self._clock = clock
         self._spared: set[str] = set()
         """What nobody could make sense of, and no sweep may remove."""
@@ -64,7 +67,8 @@ class Recovery:
         """Take over what an earlier daemon of this home left running, and remove what it left half made or half
         removed. Raises StoreUnavailable, PlatformError."""
         records = await self._records.live()
-        await self._remove_all_but({record.id for record in records})
+        known = {record.id for record in records}
+        await self._remove_all_but(lambda id_: id_ in known)
         hit("recover.swept")
         for record in await self._records.ended():
             its = self._registry.find(record.backend)
@@ -82,13 +86,16 @@ class Recovery:
 
         Raises PlatformError.
         """
-        await self._remove_all_but(self._catalogue.live.keys() | self._spared)
+        await self._remove_all_but(self._known)
         await self._lifecycle.write_ends()
 
-    async def _remove_all_but(self, known: Container[str]) -> None:
+    def _known(self, id_: str) -> bool:
+        return id_ in self._catalogue.live or id_ in self._spared or id_ in self._pools
+
+    async def _remove_all_but(self, known: Callable[[str], bool]) -> None:
         for backend in self._registry.backends:
             for environment_id in await backend.list():
-                if environment_id not in known:
+                if not known(environment_id):
                     log.warning("sweep", environment=environment_id, backend=backend.name)
                     await backend.stop(environment_id)
 
@@ -116,12 +123,16 @@ class Recovery:
             await self._lifecycle.end(environment, record.ended_reason, Outcome(record.outcome))
             hit("recover.ended")
             return
+        if record.instance.get("program"):
+            await self._lifecycle.end(environment, "its caller went away with the daemon", Outcome.CANCELED)
+            return
         try:
             if record.boot_id != boot_id():
                 raise EnvironmentNotFound("the host was restarted")
             spec = InstanceSpec(environment.id, environment.image, environment.policy)
             environment.instance = await backend.adopt(spec)
             channel = await Channel.open(await backend.connect(environment.id))
+            channel.stay(orphan(environment))
             executions = self._lifecycle.serve(environment, channel)
             hit("recover.connected")
             environment.lease.resume(max(record.instance["expires"] - since_boot(), GRACE))

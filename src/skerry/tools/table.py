@@ -79,7 +79,47 @@ READ_FILE = Tool(
     writes=False,
 )
 
-TOOLS = (EXECUTE_COMMAND, WRITE_FILE, READ_FILE)
+EXECUTE_CODE = Tool(
+    "execute_code",
+    "Executes a program in a secure, isolated sandbox: Python, Node.js, Go, or Bash. Every run starts fresh, and"
+    " nothing stays for the next. Only the standard library is available; the program and its files can only be read,"
+    " /tmp can be written.",
+    _object(
+        ["language", "code"],
+        language={
+            "type": "string",
+            "enum": ["python", "nodejs", "go", "bash"],
+            "description": "Programming language to execute",
+        },
+        code={"type": "string", "description": "The code to execute"},
+        stdin={"type": "string", "description": "Optional standard input"},
+        files={
+            "type": "object",
+            "additionalProperties": {"type": "string"},
+            "description": "Optional additional files (filename -> content)",
+        },
+        timeout={"type": "integer", "description": "Timeout in seconds (default: 30, max: 300)"},
+        cpu_limit={"type": "integer", "description": "CPU limit in millicores (default: 1000)"},
+        mem_limit={"type": "integer", "description": "Memory limit in MB (default: 512)"},
+    ),
+)
+"""Needs no environment: see `skerry.tools.aio.execute_code`."""
+
+PYTHON_EXECUTE = Tool(
+    "python:execute",
+    "Executes Python code in a secure sandbox.",
+    {
+        "type": "object",
+        "properties": {
+            "code": {"type": "string", "description": "The Python code to execute"},
+            "requirements": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["code"],
+    },
+)
+"""Also a plugin: see `skerry.tools.plugin`."""
+
+TOOLS = (EXECUTE_COMMAND, WRITE_FILE, READ_FILE, EXECUTE_CODE, PYTHON_EXECUTE)
 
 
 def find(name: object) -> Tool | None:

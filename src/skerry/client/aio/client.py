@@ -10,10 +10,18 @@ from skerry.client.aio.stream import blocking, blocking_iterator
 from skerry.client.aio.transport import AsyncTransport
 from skerry.client.http1 import quote
 from skerry.errors import DaemonUnavailable, PlatformError, from_dict
-from skerry.models import EnvironmentInfo, ImageInfo
+from skerry.models import (
+    CodeResult,
+    EnvironmentInfo,
+    ImageInfo,
+    LanguageInfo,
+    PoolHealth,
+    PoolStats,
+    encode_bytes,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from os import PathLike
     from typing import Self
 
@@ -28,13 +36,21 @@ class AsyncClient:
 
     Without either it is what `SKERRY_URL` and `SKERRY_TOKEN`, `SKERRY_CONTEXT`, `SKERRY_HOME` or the current context
     say, else the daemon of this user. Raises InvalidRequest for a URL that is none, or that a token is not safe with.
+    `traceparent` is the W3C trace context of what is done with it (default: `TRACEPARENT`); the audit has its trace.
 
     Every method raises a SkerryError. Making a client does nothing yet; `close()` (or leaving a `with` block)
     closes its connections.
     """
 
-    def __init__(self, home: str | None = None, *, url: str | None = None, token: str | None = None) -> None:
-        self.transport = AsyncTransport(home, url, token)
+    def __init__(
+        self,
+        home: str | None = None,
+        *,
+        url: str | None = None,
+        token: str | None = None,
+        traceparent: str | None = None,
+    ) -> None:
+        self.transport = AsyncTransport(home, url, token, traceparent)
 
     async def __aenter__(self) -> Self:
         return self
@@ -105,6 +121,58 @@ class AsyncClient:
             if not answer.get("next"):
                 return found
             query = {**query, "after": answer["next"]}
+
+    async def execute_code(
+        self,
+        language: str,
+        code: str,
+        *,
+        stdin: str | bytes | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        timeout: float | None = None,
+        cpu_limit: int | None = None,
+        mem_limit: int | None = None,
+        network: str | None = None,
+        allow: Sequence[str] | None = None,
+        isolation: str | None = None,
+        image: str | None = None,
+        output_limit: int | None = None,
+    ) -> CodeResult:
+        """Run a program once, in an environment that is made for it and removed afterwards.
+
+        `files` are other files by their paths; like the program they can only be read, and /tmp can be written.
+        `timeout` is in seconds (30, at most 300), `cpu_limit` in millicores (1000), `mem_limit` in MB (512). A program
+        that fails, hangs or is killed is a result, not an exception. Giving up on the call kills it.
+
+        Raises InvalidRequest, LanguageNotFound when there is no such language or the image cannot run it, and what
+        creating an environment does.
+        """
+        request: dict[str, Any] = {"language": language, "code": code}
+        if stdin is not None:
+            data = stdin.encode(errors="surrogateescape") if isinstance(stdin, str) else bytes(stdin)
+            request["stdin"], request["stdin_encoding"] = encode_bytes(data)
+        if files:
+            request["files"] = {
+                path: content if isinstance(content, str) else bytes(content).decode(errors="surrogateescape")
+                for path, content in files.items()
+            }
+        given = {
+            "timeout": timeout,
+            "cpu_limit": cpu_limit,
+            "mem_limit": mem_limit,
+            "network": network if network or not allow else "allowlist",
+            "allow": list(allow) if allow else None,
+            "isolation": isolation,
+            "image": image,
+            "output_limit": output_limit,
+        }
+        request |= {name: value for name, value in given.items() if value is not None}
+        return CodeResult.from_dict(await self.transport.call("POST", "/execute", json=request))
+
+    async def languages(self) -> list[LanguageInfo]:
+        """The languages that programs can be written in, and whether they can be run here."""
+        answer = await self.transport.call("GET", "/languages")
+        return [LanguageInfo.from_dict(raw) for raw in answer["languages"]]
 
     async def images(self) -> list[ImageInfo]:
         """The images that environments can be made from now."""
@@ -182,6 +250,25 @@ class AsyncClient:
         wanted = {"environments": environments, "cpus": cpus, "memory": memory}
         answer: dict[str, Any] = await self.transport.call("PUT", f"/quotas/{quote(tenant)}", json=wanted)
         return answer
+
+    async def pools(self) -> list[PoolStats]:
+        """How each pool is doing."""
+        answer = await self.transport.call("GET", "/pools")
+        return [PoolStats.from_dict(stats) for stats in answer["pools"]]
+
+    async def warm_up_pool(self, pool: str, count: int) -> PoolStats:
+        """Have so many environments ready, and wait for it. Raises NotFound, InvalidRequest, and what a create does."""
+        answer = await self.transport.call("POST", f"/pools/{quote(pool)}/warmup", json={"count": count})
+        return PoolStats.from_dict(answer)
+
+    async def shrink_pool(self, pool: str, count: int) -> PoolStats:
+        """Keep no more than so many ready. Raises NotFound."""
+        answer = await self.transport.call("POST", f"/pools/{quote(pool)}/shrink", json={"count": count})
+        return PoolStats.from_dict(answer)
+
+    async def check_pool(self, pool: str) -> PoolHealth:
+        """Start an environment as the pool does, use it and remove it. Raises NotFound."""
+        return PoolHealth.from_dict(await self.transport.call("POST", f"/pools/{quote(pool)}/health"))
 
     async def audit(
         self, *, after: int = 0, last: int | None = None, follow: bool = False, **filters: str | int | None

@@ -33,14 +33,20 @@ class Transport:
 
     __slots__ = ("_headers", "_idle", "_pid", "endpoint")
 
-    def __init__(self, home: str | None = None, url: str | None = None, token: str | None = None) -> None:
+    def __init__(
+        self,
+        home: str | None = None,
+        url: str | None = None,
+        token: str | None = None,
+        traceparent: str | None = None,
+    ) -> None:
         self.endpoint = endpoint.find(home, url, token)
         self._headers = [("host", self.endpoint.host)]
         if self.endpoint.token:
             self._headers.append(("authorization", f"Bearer {self.endpoint.token}"))
         if tenant := os.environ.get("SKERRY_TENANT", ""):
             self._headers.append(("skerry-tenant", http1.field_value(tenant, "SKERRY_TENANT")))
-        if trace := http1.traceparent(os.environ.get("TRACEPARENT", "")):
+        if trace := http1.traceparent(traceparent or os.environ.get("TRACEPARENT", "")):
             self._headers.append(("traceparent", trace))
         self._idle: list[Stream] = []
         self._pid = os.getpid()

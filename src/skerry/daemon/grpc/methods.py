@@ -19,12 +19,14 @@ from skerry.daemon.http.operations import JSON, Operation
 from skerry.errors import InvalidRequest
 from skerry.v1 import (
     audit_pb2,
+    code_pb2,
     daemon_pb2,
     environments_pb2,
     executions_pb2,
     files_pb2,
     images_pb2,
     network_pb2,
+    pools_pb2,
     sessions_pb2,
     tenants_pb2,
 )
@@ -32,7 +34,8 @@ from skerry.v1 import (
 SERVICES: tuple[ServiceDescriptor, ...] = tuple(
     service
     for module in (
-        *(environments_pb2, executions_pb2, sessions_pb2, files_pb2, network_pb2, images_pb2),
+        *(environments_pb2, executions_pb2, code_pb2, sessions_pb2, files_pb2, network_pb2, images_pb2),
+        pools_pb2,
         *(tenants_pb2, audit_pb2, daemon_pb2),
     )
     for service in module.DESCRIPTOR.services_by_name.values()

@@ -160,9 +160,11 @@ class Api:
 
     def _check_verb(self, scope: Scope, operation: Operation, caller: Caller) -> None:
         """Raises Denied."""
-        if operation.verb and operation.verb not in caller.verbs:
+        for verb in operation.verbs:
+            if verb in caller.verbs:
+                continue
             denied = Denied(
-                f"token {caller.token} does not allow {operation.verb!r}",
+                f"token {caller.token} does not allow {verb!r}",
                 hint="`skerry token create --verb` makes one that does",
             )
             self._engine.manager.deny(caller, operation.name, denied, path=scope["path"][:PATH_TOLD])

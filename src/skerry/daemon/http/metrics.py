@@ -19,7 +19,7 @@ PLAIN = "text/plain"
 
 
 async def metrics(call: Call) -> Response:
-    lines = (*_there(call.manager), *_process(), *call.engine.metrics.lines())
+    lines = (*_there(call.manager), *_pools(call.manager), *_process(), *call.engine.metrics.lines())
     return Response("\n".join(lines) + "\n", headers={"content-type": MEDIA})
 
 
@@ -33,6 +33,23 @@ def _there(manager: EnvironmentManager) -> Iterator[str]:
     yield from samples(
         "skerry_instances_prepared", "Made ahead of need.", "gauge", ("backend",), manager.prepared()
     )
+
+
+def _pools(manager: EnvironmentManager) -> Iterator[str]:
+    found = manager.pools.stats
+    entries = {
+        (stats.pool, state): getattr(stats, state)
+        for stats in found
+        for state in ("available", "creating", "active")
+    }
+    yield from samples("skerry_pool_entries", "Of pools.", "gauge", ("pool", "state"), entries)
+    for name, text in (
+        ("hits", "Environments that came from a pool."),
+        ("misses", "Environments that could have, had one been ready."),
+        ("failures", "Entries that could not be made, or died."),
+    ):
+        values = {(stats.pool,): getattr(stats, name) for stats in found}
+        yield from samples(f"skerry_pool_{name}_total", text, "counter", ("pool",), values)
 
 
 def _process() -> Iterator[str]:

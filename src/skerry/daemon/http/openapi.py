@@ -36,10 +36,12 @@ REFERENCE = "#/components/schemas/"
 TAGS = {
     "environments": "Isolated places to run code in.",
     "executions": "Programs that run in an environment.",
+    "code": "Programs that run once, in an environment of their own.",
     "sessions": "Interpreters that keep their state from one call to the next.",
     "files": "Files of an environment, as its own user sees them.",
     "network": "What an environment may reach.",
     "images": "What environments are made from.",
+    "pools": "Environments that are ready before anybody asks.",
     "tenants": "Who may use this daemon, and how much of it.",
     "audit": "What was done, by whom.",
     "daemon": "The daemon itself.",
@@ -48,6 +50,7 @@ TAGS = {
 IN_PATH = {
     "environment_id": ("An id, the beginning of one (three characters or more), or a name.", "k3v9x1m2p7qa"),
     "execution_id": ("As it was given when the execution started.", "b8t2c6w4y0hn"),
+    "pool": ("Its name; `GET /pools` lists them.", "default"),
     "session_id": ("As it was chosen, or given, when the session was opened.", "analysis"),
     "token_id": ("As it was given when the token was made; no secret.", "t4n8q2r6w1zc"),
     "tenant": ("The name of a tenant.", "acme"),

@@ -24,6 +24,7 @@ from skerry.errors import (
 )
 from skerry.images.store import ImageStore
 from skerry.manager.caller import Caller
+from skerry.manager.code import Code
 from skerry.manager.environments import EnvironmentManager, Use
 from skerry.settings import Home
 from skerry.store import Store
@@ -44,6 +45,7 @@ class Engine:
     """What the operations work on. `stop` makes the daemon end after the answer has been sent."""
 
     manager: EnvironmentManager
+    code: Code
     store: ImageStore
     database: Store
     gate: Gate
@@ -129,6 +131,8 @@ class Operation:
     """What the caller must be allowed to; "" for what everybody may ask, without a token."""
     summary: str
     handler: Handler
+    and_verb: str = ""
+    """What the caller must be allowed to as well."""
     text: str = ""
     query: tuple[Parameter, ...] = ()
     headers: tuple[Parameter, ...] = ()
@@ -150,3 +154,7 @@ class Operation:
     def __post_init__(self) -> None:
         defaults = {parameter.name: parameter.default for parameter in self.query}
         object.__setattr__(self, "defaults", defaults)
+
+    @property
+    def verbs(self) -> tuple[str, ...]:
+        return tuple(verb for verb in (self.verb, self.and_verb) if verb)

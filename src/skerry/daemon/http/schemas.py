@@ -17,7 +17,9 @@ from skerry.models import (
     ExecutionInfo,
     FileInfo,
     ImageInfo,
+    LanguageInfo,
     Outcome,
+    PoolStats,
     Raised,
     SessionInfo,
     State,
@@ -148,6 +150,16 @@ class Result(ResultSummary):
     stdout_encoding: Literal["utf-8", "base64"]
     """`base64` where the bytes are no UTF-8."""
     stderr_encoding: Literal["utf-8", "base64"]
+
+
+class CodeResult(Result):
+    language: str
+    version: str
+    """Of the language, as it ran."""
+
+
+class LanguageList(TypedDict):
+    languages: list[LanguageInfo]
 
 
 @shape
@@ -327,6 +339,10 @@ class Verdict(TypedDict):
     """Of the last row: write both down elsewhere, to give them to a later check."""
     broken: Broken | None
     """The first place at which the chain does not hold."""
+
+
+class Pools(TypedDict):
+    pools: list[PoolStats]
 
 
 class NetworkLimits(TypedDict):

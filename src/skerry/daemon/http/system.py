@@ -78,6 +78,7 @@ async def doctor(call: Call) -> Response:
 
 
 async def stop(call: Call, body: Stop) -> Response:
+    await call.engine.code.settle()
     if len(call.manager) and not body.force:
         raise Conflict(
             f"{len(call.manager)} environments are alive", hint="stop with force to delete them too"

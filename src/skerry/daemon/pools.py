@@ -1,0 +1,82 @@
+"""Which pools a daemon has: `pools.toml` in its home.
+
+    [default]              # the name: for `skerry pool`
+    minimum = 4            # so many are kept ready
+    maximum = 50           # no more than so many are ready, being made, or in use
+    image = "dev"          # and whatever else a create takes, as environments will ask for it
+    disk = "10g"
+
+Without the file there is one pool, for environments of which nothing was said, in which nothing is kept ready until
+somebody warms it up.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+from skerry.errors import InvalidRequest
+from skerry.host import seccomp
+from skerry.images.store import HOST
+from skerry.manager.pools import Settings
+from skerry.policy import Limits, Policy
+from skerry.settings import Home
+
+FILE = "pools.toml"
+MAXIMUM = 100
+MOST = 10_000
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_LIMITS = ("memory", "cpus", "pids", "fds", "disk", "inodes")
+_POLICY = ("isolation", "profile", "workspace")
+
+
+def load(home: Home) -> list[Settings]:
+    """Raises InvalidRequest, which says what is wrong with the file."""
+    path = f"{home.path}/{FILE}"
+    try:
+        with open(path, "rb") as file:
+            tables = tomllib.load(file)
+    except FileNotFoundError:
+        tables = {"default": {}}
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path}: {error}") from error
+    try:
+        return [_settings(name, table) for name, table in tables.items()]
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def _settings(name: str, table: Any) -> Settings:
+    if not isinstance(table, dict):
+        raise InvalidRequest(f"{name} stands alone", hint="each pool is a table: [default]")
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{name!r} is not a name for a pool", hint="up to 32 of a-z 0-9 _ -, a letter or digit first"
+        )
+    known = ("minimum", "maximum", "image", *_POLICY, *_LIMITS)
+    unknown = sorted(set(table) - set(known))
+    if unknown:
+        raise InvalidRequest(f"[{name}] {unknown[0]} is unknown", hint=f"known: {', '.join(known)}")
+    for each in ("image", *_POLICY):
+        if not isinstance(table.get(each, ""), str):
+            raise InvalidRequest(f"[{name}] {each} must be a text")
+    maximum = _count(name, "maximum", table.get("maximum", MAXIMUM), 1, MOST)
+    policy = Policy(
+        **{each: table[each] for each in _POLICY if each in table},
+        limits=Limits.parse({each: table[each] for each in _LIMITS if each in table}),
+    )
+    seccomp.compile_profile(policy.profile)
+    return Settings(
+        name=name,
+        image=table.get("image", HOST),
+        policy=policy,
+        minimum=_count(name, "minimum", table.get("minimum", 0), 0, maximum),
+        maximum=maximum,
+    )
+
+
+def _count(name: str, what: str, value: Any, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidRequest(f"[{name}] {what} must be a whole number from {low} to {high}, not {value!r}")
+    return value

@@ -1,0 +1,184 @@
+"""Programs that run once: each in a fresh environment that nothing else ever uses, and that is gone afterwards.
+
+The environment is one like any other (limits, policy, audit, quota, tenant), but its workspace holds the program and
+its files, and can only be read; what the program writes goes to /tmp, which is memory. The caller has the answer
+before the environment is removed; a few removals may be behind, not more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from skerry.backends.base import Layer
+from skerry.errors import DaemonUnavailable, QuotaExceeded, SkerryError
+from skerry.failpoints import hit
+from skerry.images.store import Image, ImageStore
+from skerry.languages import Language, Languages
+from skerry.manager.caller import Caller
+from skerry.manager.commands import Command
+from skerry.manager.environment import Environment
+from skerry.manager.environments import EnvironmentManager
+from skerry.manager.execution import Execution
+from skerry.manager.programs import Program
+from skerry.manager.toolchains import SPARE, Toolchains, home
+from skerry.models import LanguageInfo, Outcome
+
+REMOVING_MAX = 32
+"""Removals that may be under way before others must wait for them."""
+
+log = structlog.get_logger(component="code")
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A program that only has to be run, by `execution.run(stdin)`."""
+
+    execution: Execution
+    language: str
+    version: str
+
+
+class Code:
+    """Runs programs."""
+
+    def __init__(self, manager: EnvironmentManager, images: ImageStore, home: str) -> None:
+        self._manager = manager
+        self._images = images
+        self._languages = Languages(home)
+        self._toolchains = Toolchains(manager, Path(home, "caches"))
+        self._running: set[Execution] = set()
+        self._under_way: set[asyncio.Future[None]] = set()
+        """One for each program, done when its environment is being removed."""
+        self._removing: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    @asynccontextmanager
+    async def ready(self, caller: Caller, program: Program) -> AsyncIterator[Ready]:
+        """A program in an environment of its own, which is removed after the block; nobody has to wait for that.
+
+        Raises InvalidRequest, PathOutside, LanguageNotFound, Busy, and what `EnvironmentManager.create` does.
+        """
+        language = self._languages.get(program.language)
+        tree = program.tree(language)
+        image = self._images.get(program.image or language.image)
+        self._check_open()
+        left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._under_way.add(left)
+        try:
+            version = await self._toolchains.version(image, language)
+            cache = await self._toolchains.cache(image, language)
+            environment = await self._environment(caller, program, image, () if cache is None else (cache,))
+            try:
+                await environment.backend.deliver(environment.id, tree)
+                hit("code.delivered")
+                self._check_open()
+                command = _command(program, language, environment)
+                _, executions = self._manager.running(caller, environment.id)
+                execution = executions.prepare(caller, command)
+                self._running.add(execution)
+                try:
+                    yield Ready(execution, language.name, version)
+                finally:
+                    self._running.discard(execution)
+            finally:
+                self._remove(caller, environment)
+        finally:
+            self._under_way.discard(left)
+            left.set_result(None)
+
+    async def languages(self) -> list[LanguageInfo]:
+        """Every language, with its version and whether its image can run it."""
+        return [await self._describe(language) for language in self._languages.list()]
+
+    async def settle(self) -> None:
+        """Returns when the environments of programs that have answered are gone."""
+        if self._removing:
+            await asyncio.wait(self._removing)
+
+    async def close(self) -> None:
+        """Stop what runs; when this returns, nothing of it is left. Its environments are for no next daemon."""
+        self._closing = True
+        await self._toolchains.close()
+        for execution in self._running:
+            execution.stop(Outcome.CANCELED, "the daemon is stopping")
+        while self._under_way or self._removing:
+            await asyncio.wait((*self._under_way, *self._removing))
+
+    async def _environment(
+        self, caller: Caller, program: Program, image: Image, layers: tuple[Layer, ...]
+    ) -> Environment:
+        """A fresh environment for a program: where a pool of them would stand."""
+        while len(self._removing) >= REMOVING_MAX:
+            await asyncio.wait(self._removing, return_when=asyncio.FIRST_COMPLETED)
+
+        async def create() -> Environment:
+            return await self._manager.create(
+                caller,
+                policy=program.policy,
+                image=image.ref,
+                lifetime=program.timeout + SPARE,
+                idle=SPARE,
+                program=True,
+                layers=layers,
+            )
+
+        try:
+            return await create()
+        except QuotaExceeded:
+            if not self._removing:
+                raise
+        await self.settle()  # the room may be taken by one whose program has answered already
+        return await create()
+
+    def _remove(self, caller: Caller, environment: Environment) -> None:
+        removing = asyncio.create_task(self._delete(caller, environment))
+        self._removing.add(removing)
+        removing.add_done_callback(self._removing.discard)
+
+    async def _delete(self, caller: Caller, environment: Environment) -> None:
+        try:
+            await self._manager.delete(caller, environment.id)
+        except SkerryError as error:  # the reaper tries again
+            log.warning("not removed yet", environment=environment.id, error=str(error))
+
+    async def _describe(self, language: Language) -> LanguageInfo:
+        version, reason = "", ""
+        try:
+            version = await self._toolchains.version(self._images.get(language.image), language)
+        except SkerryError as error:
+            if error.status >= 500:
+                raise
+            reason = str(error)
+        return LanguageInfo(
+            name=language.name,
+            version=version,
+            available=not reason,
+            reason=reason,
+            aliases=list(language.aliases),
+            file=language.file,
+            image=language.image,
+        )
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
+
+
+def _command(program: Program, language: Language, environment: Environment) -> Command:
+    assert environment.instance is not None
+    variables = {**home(environment), **language.variables(program.policy.limits.cpus)}
+    if language.cache is not None and environment.layers:
+        variables[language.cache.variable] = f"{environment.instance.run_path}/{environment.layers[0].name}"
+    return Command(
+        argv=[*language.command],
+        env=variables,
+        timeout=program.timeout,
+        output_limit=program.output_limit,
+        stdin=program.stdin is not None,
+    )

@@ -1,0 +1,340 @@
+"""Pools: environments that were started before anybody asked for them.
+
+An entry is complete but for what makes it somebody's. It was started with its image and with all of its policy that
+cannot be changed later, its guest is connected, and nothing has ever run in it. When it is handed out, limits are set,
+the network is opened and everything is written down by the code that does so for one that is started then. It is used
+once. It has no row: should the daemon be killed, its guest ends by itself soon after, and the next daemon sweeps what
+is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from socket import socket
+
+import structlog
+
+from skerry.backends.base import Backend, Instance, InstanceSpec
+from skerry.backends.registry import Registry
+from skerry.errors import GuestFailed, InvalidRequest, LaunchFailed, NotFound, SkerryError
+from skerry.failpoints import hit
+from skerry.guest.channel import Channel, Start
+from skerry.images.store import Image, ImageStore
+from skerry.models import PoolStats
+from skerry.policy import Policy
+
+START_TIMEOUT = 60.0
+ORPHAN = 5.0
+"""Seconds for which an entry outlives a daemon that was killed."""
+REFILL_AFTER = 0.05
+"""Seconds from a use to the making of the next, so that it does not hold up the first command."""
+PAUSE_MIN, PAUSE_MAX = 0.5, 30.0
+"""Seconds to wait after an entry that could not be made, or died."""
+WAITS_KEPT = 1000
+
+log = structlog.get_logger(component="pools")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an operator says of a pool."""
+
+    name: str
+    image: str
+    policy: Policy
+    minimum: int
+    """So many are kept ready."""
+    maximum: int
+    """No more than so many are ready, being made, or in use."""
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One environment that is nobody's yet."""
+
+    id: str
+    digest: str
+    backend: Backend
+    instance: Instance
+    channel: Channel
+
+
+class Pool:
+    """Entries of one kind."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        images: ImageStore,
+        open_channel: Callable[[socket], Awaitable[Channel]],
+    ) -> None:
+        self.name = settings.name
+        self._settings = settings
+        self._registry = registry
+        self._images = images
+        self._open_channel = open_channel
+        self._minimum = settings.minimum
+        self._ready: dict[str, Entry] = {}
+        self._making: set[str] = set()
+        self._active: set[str] = set()
+        self._turn = asyncio.Lock()
+        """One is made after the other."""
+        self._filling: asyncio.Task[None] | None = None
+        self._discarding: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._hits = self._misses = self._failures = 0
+        self._error = ""
+        self._waits: deque[float] = deque(maxlen=WAITS_KEPT)
+
+    @property
+    def ids(self) -> set[str]:
+        """Of all that is nobody's."""
+        return self._ready.keys() | self._making
+
+    @property
+    def images(self) -> set[str]:
+        return {entry.digest for entry in tuple(self._ready.values())}
+
+    def _total(self) -> int:
+        return len(self._ready) + len(self._making) + len(self._active)
+
+    def serves(self, image: Image, policy: Policy, backend: Backend) -> bool:
+        """Whether its entries can become such an environment."""
+        own = self._settings
+        return (
+            self._minimum > 0
+            and image.name == own.image
+            and backend is self._registry.pick(own.policy.isolation)[0]
+            and backend.fixed(policy) == backend.fixed(own.policy)
+        )
+
+    def take(self, digest: str) -> Entry | None:
+        """One that is ready and stands on this image, for a single use."""
+        found = None
+        while found is None and self._ready:
+            entry = self._ready.pop(next(iter(self._ready)))
+            if entry.digest == digest and entry.backend.alive(entry.id):
+                found = entry
+            else:
+                self._discard(entry)
+        if found is None:
+            self._misses += 1
+        else:
+            self._hits += 1
+            self._active.add(found.id)
+        self.refill(REFILL_AFTER)
+        return found
+
+    def waited(self, seconds: float) -> None:
+        """So long it took from a request to a running environment."""
+        self._waits.append(seconds)
+
+    def released(self, environment_id: str) -> None:
+        """One that was handed out is gone."""
+        if environment_id in self._active:
+            self._active.discard(environment_id)
+            self.refill()
+
+    def refill(self, after: float = 0.0) -> None:
+        if self._filling is None and self._missing() and not self._closed:
+            self._filling = asyncio.create_task(self._fill(after))
+
+    def _missing(self) -> bool:
+        wanted = self._minimum - len(self._ready) - len(self._making)
+        return wanted > 0 and self._total() < self._settings.maximum
+
+    async def _fill(self, after: float) -> None:
+        pause = PAUSE_MIN
+        try:
+            await asyncio.sleep(after)
+            while self._missing():
+                try:
+                    await self._add()
+                except SkerryError as error:
+                    log.warning("not refilled", pool=self.name, error=str(error), again_after=pause)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, PAUSE_MAX)
+        finally:
+            self._filling = None
+
+    async def _add(self) -> bool:
+        """Make one more, after whoever makes one now. False when there are enough."""
+        async with self._turn:
+            if not self._missing() or self._closed:
+                return False
+            try:
+                entry = await self._make()
+            except SkerryError as error:
+                self._failures += 1
+                self._error = str(error)
+                raise
+            self._error = ""
+            self._making.discard(entry.id)
+            self._ready[entry.id] = entry
+            entry.channel.closed.add_done_callback(lambda _: self._died(entry))
+            return True
+
+    async def _make(self) -> Entry:
+        """A new one, which is among those in the making until its caller says otherwise.
+
+        Raises what a create does, and leaves nothing then.
+        """
+        settings = self._settings
+        image = self._images.get(settings.image)
+        backend = self._registry.pick(settings.policy.isolation)[0]
+        id_ = backend.reserve()
+        self._making.add(id_)
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                instance = await backend.start(InstanceSpec(id_, image, settings.policy, ORPHAN))
+                hit("pool.started")
+                channel = await self._open_channel(await backend.connect(id_))
+                await channel.ping()
+            return Entry(id_, image.digest, backend, instance, channel)
+        except BaseException as error:
+            try:
+                await backend.stop(id_)
+            finally:
+                self._making.discard(id_)
+            if isinstance(error, TimeoutError):
+                raise LaunchFailed(f"it did not start within {START_TIMEOUT:g} s") from error
+            raise
+
+    def _died(self, entry: Entry) -> None:
+        if self._ready.pop(entry.id, None) is not None:
+            self._failures += 1
+            self._error = f"an entry died: {entry.channel.closed.result()}"
+            log.warning("died", pool=self.name, environment=entry.id)
+            self._discard(entry)
+            self.refill(PAUSE_MIN)
+
+    def _discard(self, entry: Entry) -> None:
+        task = asyncio.create_task(self._remove(entry))
+        self._discarding.add(task)
+        task.add_done_callback(self._discarding.discard)
+
+    async def _remove(self, entry: Entry) -> None:
+        try:
+            await entry.channel.close()
+            await entry.backend.stop(entry.id)
+        except SkerryError as error:  # the sweeper will try again
+            log.error("not removed", pool=self.name, environment=entry.id, error=str(error))
+
+    async def warmup(self, count: int) -> None:
+        """Have so many ready, now and from now on. Raises InvalidRequest, and what a create does."""
+        if count > self._settings.maximum:
+            raise InvalidRequest(
+                f"the pool {self.name!r} has at most {self._settings.maximum} entries",
+                hint="pools.toml in the daemon's home says how many",
+            )
+        self._minimum = max(self._minimum, count)
+        while len(self._ready) < count and await self._add():
+            pass
+
+    async def shrink(self, count: int) -> None:
+        """Keep no more than so many ready, from now on."""
+        self._minimum = min(self._minimum, count)
+        surplus = list(self._ready.values())[: max(0, len(self._ready) - count)]
+        for entry in surplus:
+            del self._ready[entry.id]
+        await asyncio.gather(*map(self._remove, surplus))
+
+    async def health(self) -> float:
+        """Start one, run a program in it, and remove it; how many seconds that took. Raises SkerryError."""
+        began = time.monotonic()
+        async with self._turn:
+            entry = await self._make()
+        try:
+            process = await entry.channel.start(Start(argv=["true"], env={"PATH": "/usr/bin:/bin"}))
+            ended = await process.wait()
+            if ended.code:
+                raise GuestFailed(f"`true` ended with {ended.code}")
+        finally:
+            self._making.discard(entry.id)
+            await self._remove(entry)
+        return time.monotonic() - began
+
+    @property
+    def stats(self) -> PoolStats:
+        waits = sorted(self._waits)
+
+        def quantile(share: float) -> float:
+            return waits[min(len(waits) - 1, int(share * len(waits)))] if waits else 0.0
+
+        return PoolStats(
+            pool=self.name,
+            image=self._settings.image,
+            minimum=self._minimum,
+            maximum=self._settings.maximum,
+            available=len(self._ready),
+            creating=len(self._making),
+            active=len(self._active),
+            hits=self._hits,
+            misses=self._misses,
+            failures=self._failures,
+            error=self._error,
+            wait_p50_seconds=quantile(0.5),
+            wait_p95_seconds=quantile(0.95),
+            wait_max_seconds=quantile(1.0),
+        )
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._filling is not None:
+            self._filling.cancel()
+            await asyncio.wait((self._filling,))
+        async with self._turn:
+            ready, self._ready = list(self._ready.values()), {}
+        await asyncio.gather(*map(self._remove, ready), *self._discarding)
+
+
+class Pools:
+    """All pools of a daemon, by name."""
+
+    def __init__(
+        self,
+        settings: Iterable[Settings],
+        registry: Registry,
+        images: ImageStore,
+        open_channel: Callable[[socket], Awaitable[Channel]],
+    ) -> None:
+        self._pools = {each.name: Pool(each, registry, images, open_channel) for each in settings}
+
+    def begin(self) -> None:
+        """Fill them, in the background."""
+        for pool in self._pools.values():
+            pool.refill()
+
+    def take(self, image: Image, policy: Policy, backend: Backend) -> tuple[Pool | None, Entry | None]:
+        """The pool for such an environment, if there is one, and an entry of it, if one is ready."""
+        for pool in self._pools.values():
+            if pool.serves(image, policy, backend):
+                return pool, pool.take(image.digest)
+        return None, None
+
+    def find(self, name: str) -> Pool:
+        """Raises NotFound."""
+        if name not in self._pools:
+            raise NotFound(f"no pool {name!r}", hint=f"there are: {', '.join(self._pools)}")
+        return self._pools[name]
+
+    @property
+    def images(self) -> set[str]:
+        """The digests of those that entries stand on."""
+        return {digest for pool in self._pools.values() for digest in pool.images}
+
+    @property
+    def stats(self) -> list[PoolStats]:
+        return [pool.stats for pool in self._pools.values()]
+
+    def __contains__(self, environment_id: str) -> bool:
+        """Whether it is an entry that is nobody's."""
+        return any(environment_id in pool.ids for pool in self._pools.values())
+
+    async def close(self) -> None:
+        await asyncio.gather(*(pool.close() for pool in self._pools.values()))

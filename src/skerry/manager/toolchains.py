@@ -1,0 +1,264 @@
+"""What images have of the languages: found out once, by trying, in an environment that is made for it.
+
+A language may have a cache: what its tools would compile again and again (Go: the standard library). It is made here,
+by the image's own tools, kept in a directory of the daemon, and shown to programs as a layer that they can only read.
+No program has ever had a hand in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import structlog
+
+from skerry.backends.base import Layer
+from skerry.errors import DaemonUnavailable, LanguageNotFound, SkerryError
+from skerry.guest import files
+from skerry.host.trees import remove_tree, sync
+from skerry.images.store import HOST, Image
+from skerry.images.unpack import Unpacker, UnpackLimits
+from skerry.languages import Cache, Language, version_in
+from skerry.manager.caller import Caller
+from skerry.manager.commands import Command
+from skerry.manager.environment import Environment
+from skerry.manager.environments import EnvironmentManager
+from skerry.models import ExecutionResult
+from skerry.policy import GIB, Limits, Policy
+
+FRESH, FRESH_FAILURE = 300.0, 10.0
+"""Seconds for which what was found holds: the machine's own programs change."""
+VERSION_SECONDS = 30.0
+CACHE_SECONDS = 300.0
+LIMITS = Limits(cpus=float(os.cpu_count() or 1), memory=2 * GIB, pids=1024, fds=4096)
+"""Of the environment in which it is found out; to compile a standard library takes more than to use it."""
+CACHE_LIMITS = UnpackLimits(bytes=2 * GIB, entries=100_000)
+CACHES_KEPT = 8
+SPARE = 60.0
+"""Seconds that an environment lives longer than it may be needed, should nobody be left to remove it."""
+ITSELF = Caller(tenant="skerry", peer="daemon")
+"""A tenant of its own: nobody's quota is used up by what is found out for all."""
+_STAGING = ".staging-"
+
+log = structlog.get_logger(component="code")
+
+
+_Key = tuple[str, str, Language]
+
+
+class Toolchains:
+    """`directory` is for caches, and belongs to this object alone."""
+
+    def __init__(self, manager: EnvironmentManager, directory: Path) -> None:
+        self._manager = manager
+        self._directory = directory
+        self._known: dict[_Key, tuple[float, Any]] = {}
+        """With the time until which it holds."""
+        self._looking: dict[_Key, asyncio.Task[Any]] = {}
+        self._closing = False
+        with suppress(FileNotFoundError):
+            _tidy(directory)
+
+    async def version(self, image: Image, language: Language) -> str:
+        """Of the language, in this image. The first time it takes a fresh environment to find out.
+
+        Raises LanguageNotFound when the image cannot run it, DaemonUnavailable when the daemon is stopping, and what
+        `EnvironmentManager.create` does.
+        """
+        key = "version", image.digest, language
+        found: str | LanguageNotFound = await self._once(key, partial(self._find_version, image, language))
+        if isinstance(found, LanguageNotFound):
+            raise LanguageNotFound(found.message, hint=found.hint)
+        return found
+
+    async def cache(self, image: Image, language: Language) -> Layer | None:
+        """Of the language, in this image; None when it has none, or when that cannot be made.
+
+        The first time this takes as long as filling it. Raises what `version` does.
+        """
+        if language.cache is None:
+            return None
+        of = [image.digest, language.name, await self.version(image, language), language.cache.command]
+        place = self._directory / hashlib.sha256(json.dumps(of).encode()).hexdigest()[:32]
+        key = f"cache {place.name}", image.digest, language
+        find = partial(self._find_cache, image, language, place)
+        found: Layer | None = await self._once(key, find)
+        if found is not None and not place.is_dir():  # somebody wanted the room
+            self._known.pop(key, None)
+            found = await self._once(key, find)
+        return found
+
+    async def close(self) -> None:
+        """Give up what is being found out."""
+        self._closing = True
+        for looking in self._looking.values():
+            looking.cancel()
+        if self._looking:
+            await asyncio.wait(self._looking.values())
+
+    async def _once(self, key: _Key, find: Callable[[], Awaitable[Any]]) -> Any:
+        """What `find` found lately, or is finding for somebody else, or finds now."""
+        until, found = self._known.get(key, (0.0, None))
+        if time.monotonic() < until:
+            return found
+        if self._closing:
+            raise _stopping()
+        if key not in self._looking:
+            self._looking[key] = asyncio.create_task(self._look(key, find))
+            self._looking[key].add_done_callback(_retrieve)
+        looking = self._looking[key]
+        try:
+            return await asyncio.shield(looking)
+        except asyncio.CancelledError:
+            if looking.cancelled():
+                raise _stopping() from None
+            raise
+
+    async def _look(self, key: _Key, find: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            found = await find()
+        finally:
+            del self._looking[key]
+        now = time.monotonic()
+        fresh = FRESH_FAILURE if isinstance(found, LanguageNotFound) else FRESH
+        self._known = {each: known for each, known in self._known.items() if known[0] > now}
+        self._known[key] = now + fresh, found
+        return found
+
+    async def _find_version(self, image: Image, language: Language) -> str | LanguageNotFound:
+        async with self._environment(image) as environment:
+            said = await self._run(environment, language.version, VERSION_SECONDS)
+        return version_in(said.stdout or said.stderr) if said.ok else _missing(image, language, said)
+
+    async def _find_cache(self, image: Image, language: Language, place: Path) -> Layer | None:
+        assert language.cache is not None
+        if not await asyncio.to_thread(place.exists):
+            began = time.monotonic()
+            async with self._environment(image) as environment:
+                if not await self._fill(environment, language.cache, place):
+                    return None
+            log.info("cache made", language=language.name, seconds=round(time.monotonic() - began, 1))
+        await asyncio.to_thread(_use, place, language.cache)
+        return Layer(f"{language.name}-cache", str(place))
+
+    async def _fill(self, environment: Environment, cache: Cache, place: Path) -> bool:
+        """Whether it could be made."""
+        inside = f"{home(environment)['HOME']}/cache"
+        made = await self._run(environment, cache.command, CACHE_SECONDS, {cache.variable: inside})
+        if not made.ok:
+            log.warning(
+                "no cache", variable=cache.variable, outcome=str(made.outcome), said=made.stderr[-500:]
+            )
+            return False
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=_STAGING, dir=self._directory) as staging:
+            with tempfile.TemporaryFile(dir=staging) as archive:
+                async with self._manager.using(ITSELF, environment.id, "file.download", path=inside) as use:
+                    async for chunk in files.tar(use.channel, inside, contents=True):
+                        await asyncio.to_thread(archive.write, chunk)
+                await asyncio.to_thread(_unpack, archive, Path(staging, "cache"), place)
+        return True
+
+    @asynccontextmanager
+    async def _environment(self, image: Image) -> AsyncIterator[Environment]:
+        environment = await self._manager.create(
+            ITSELF,
+            image=image.ref,
+            policy=Policy(limits=LIMITS),
+            lifetime=VERSION_SECONDS + CACHE_SECONDS + SPARE,
+            idle=SPARE,
+            program=True,
+        )
+        try:
+            yield environment
+        finally:
+            with suppress(SkerryError):  # the reaper tries again
+                await self._manager.delete(ITSELF, environment.id)
+
+    async def _run(
+        self,
+        environment: Environment,
+        argv: Sequence[str],
+        timeout: float,
+        variables: dict[str, str] | None = None,
+    ) -> ExecutionResult:
+        _, executions = self._manager.running(ITSELF, environment.id)
+        command = Command(argv=[*argv], env={**home(environment), **(variables or {})}, timeout=timeout)
+        return await executions.prepare(ITSELF, command).run()
+
+
+def home(environment: Environment) -> dict[str, str]:
+    """The variables that name the place which a program can write."""
+    assert environment.instance is not None
+    return dict.fromkeys(("HOME", "TMPDIR"), environment.instance.tmp_path)
+
+
+def _unpack(archive: BinaryIO, staging: Path, place: Path) -> None:
+    """Everybody may read what is in it, and it belongs to us; it appears whole or not at all."""
+    archive.seek(0)
+    staging.mkdir()
+    with Unpacker(staging, CACHE_LIMITS) as unpacker:
+        unpacker.unpack(archive)
+    for folder, _, names in os.walk(staging):
+        os.chown(folder, os.geteuid(), os.getegid())
+        Path(folder).chmod(0o755)
+        for path in (Path(folder, name) for name in names):
+            os.lchown(path, os.geteuid(), os.getegid())
+            if not path.is_symlink():
+                path.chmod(0o644)
+    sync(archive.fileno())
+    staging.rename(place)
+
+
+def _use(place: Path, cache: Cache) -> None:
+    """It was used now, says its time; and so does the clock in it."""
+    if cache.clock:
+        new = place.parent / f".{place.name}"
+        new.write_text(f"{int(time.time())}\n")
+        new.chmod(0o644)
+        new.rename(place / cache.clock)
+    os.utime(place)
+
+
+def _tidy(directory: Path) -> None:
+    """Remove what a crash left, and caches that were not used for the longest time."""
+    found = sorted(directory.iterdir(), key=lambda path: path.lstat().st_mtime, reverse=True)
+    caches = [path for path in found if not path.name.startswith(".")]
+    for path in (*caches[CACHES_KEPT:], *(path for path in found if path.name.startswith("."))):
+        if path.is_dir():
+            remove_tree(path)
+        else:
+            path.unlink()
+
+
+def _missing(image: Image, language: Language, said: ExecutionResult) -> LanguageNotFound:
+    program = language.version[0]
+    words = (
+        said.message or said.stderr.strip().partition("\n")[0] or f"`{program}` ended with {said.exit_code}"
+    )
+    reason = f"it has no {program}" if said.exit_code == 127 else words[:200]
+    wanted = language.install or program
+    if image.name == HOST:
+        hint = f"install {wanted} on the daemon's machine, or name an image that has it"
+    else:
+        hint = f"name an image that has {wanted}"
+    return LanguageNotFound(f"the image {image.name!r} cannot run {language.name}: {reason}", hint=hint)
+
+
+def _stopping() -> DaemonUnavailable:
+    return DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
+
+
+def _retrieve(looking: asyncio.Task[Any]) -> None:
+    """Whoever waited for it may have gone."""
+    if not looking.cancelled():
+        looking.exception()

@@ -1,0 +1,1 @@
+"""A server of the Model Context Protocol (`skerry mcp`, `pip install 'skerry[mcp]'`)."""

@@ -1,0 +1,109 @@
+"""The protocol's side: which tools and resources there are, and what a call does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import mcp_types as types
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+
+from skerry import __version__
+from skerry.errors import SkerryError
+from skerry.tools import table
+from skerry.tools.aio.dispatch import AsyncDispatcher
+from skerry.tools.mcp import resources
+from skerry.tools.mcp.place import Place
+from skerry.tools.results import plain
+
+PROGRESS_SECONDS = 1.0
+INSTRUCTIONS = (
+    "Tools that work in one isolated Linux environment. Its files (below /workspace), working directory and variables"
+    " stay from call to call."
+)
+_Context = ServerRequestContext[Any, Any]
+
+
+def make_server(place: Place) -> Server[Any]:
+    """A server whose tools work in `place`."""
+
+    async def list_tools(
+        context: _Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[_described(tool) for tool in table.TOOLS])
+
+    async def call_tool(context: _Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+        try:
+            environment, news = await place.environment()
+        except SkerryError as error:
+            return _result([f"Sandbox error: {error}"], is_error=True)
+        async with _progress(context):
+            result = await AsyncDispatcher(environment).call(params.name, params.arguments)
+        texts = [news, result.content] if news else [result.content]
+        return _result(texts, result.is_error, result.images)
+
+    async def list_resources(
+        context: _Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListResourcesResult:
+        return await resources.listed(place, params.cursor if params else None)
+
+    async def list_templates(
+        context: _Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListResourceTemplatesResult:
+        return resources.templates()
+
+    async def read_resource(
+        context: _Context, params: types.ReadResourceRequestParams
+    ) -> types.ReadResourceResult:
+        return await resources.read(place, str(params.uri))
+
+    return Server(
+        "skerry",
+        version=__version__,
+        instructions=INSTRUCTIONS,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        on_list_resources=list_resources,
+        on_list_resource_templates=list_templates,
+        on_read_resource=read_resource,
+    )
+
+
+def _described(tool: table.Tool) -> types.Tool:
+    hints = types.ToolAnnotations(read_only_hint=not tool.writes, open_world_hint=tool.writes)
+    return types.Tool(
+        name=tool.name, description=tool.description, input_schema=tool.parameters, annotations=hints
+    )
+
+
+def _result(
+    texts: list[str], is_error: bool, images: tuple[tuple[str, str], ...] = ()
+) -> types.CallToolResult:
+    content: list[types.ContentBlock] = [types.TextContent(text=plain(text)) for text in texts]
+    content += [types.ImageContent(data=data, mime_type=kind) for kind, data in images]
+    return types.CallToolResult(content=content, is_error=is_error)
+
+
+@asynccontextmanager
+async def _progress(context: _Context) -> AsyncIterator[None]:
+    """While it lasts, clients that asked for it are told every second that the call still runs."""
+
+    async def tell() -> None:
+        begun = time.monotonic()
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            seconds = time.monotonic() - begun
+            await context.session.report_progress(seconds, message=f"running for {seconds:.0f} s")
+
+    telling = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        telling.cancel()
+        # A client that cannot be told is none of the call's business.
+        with suppress(asyncio.CancelledError, Exception):
+            await telling

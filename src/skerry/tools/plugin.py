@@ -1,0 +1,56 @@
+"""The plugin `python:execute`. It wraps a request; who carries it out, and where, it does not know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skerry.errors import InvalidRequest
+from skerry.tools.arguments import check
+from skerry.tools.infrastructure import AgentContext, PluginContext, SandboxService, ToolExecutionResult
+from skerry.tools.table import PYTHON_EXECUTE
+
+
+class PythonInterpreterTool:
+    """`await init(context)` once, then `await execute(agent_context, args)` for every call of the model."""
+
+    id = "python-interpreter"
+    name = PYTHON_EXECUTE.name
+    description = PYTHON_EXECUTE.description
+    parameters = PYTHON_EXECUTE.parameters
+
+    def __init__(self) -> None:
+        self._sandbox: SandboxService | None = None
+
+    async def init(self, context: PluginContext) -> None:
+        """Raises RuntimeError when there is no sandbox."""
+        self._sandbox = context.infrastructure.get_service("sandbox_manager")
+        if self._sandbox is None:
+            raise RuntimeError("Sandbox Infrastructure not available. Cannot initialize Python Tool.")
+
+    async def execute(self, agent_context: AgentContext, args: Any) -> ToolExecutionResult:
+        """Whatever happens is a result."""
+        try:
+            given = check(self.parameters, args)
+        except InvalidRequest as error:
+            return {"success": False, "output": None, "error": f"Invalid parameters: {error}"}
+        request = {
+            "sessionId": agent_context.session_id,
+            "traceId": agent_context.trace_id,
+            "runtime": "python:3.10",
+            "code": given["code"],
+            "packages": given.get("requirements") or [],
+        }
+        try:
+            if self._sandbox is None:
+                raise RuntimeError("the tool was not initialized")
+            result = await self._sandbox.runCode(request)
+        except Exception as error:
+            return {"success": False, "output": None, "error": f"Sandbox Error: {error}"}
+        if result["exitCode"] != 0:
+            return {
+                "success": False,
+                "output": result["stderr"],
+                "error": "Execution failed with non-zero exit code",
+            }
+        metadata = {"executionTime": result["durationMs"], "memoryUsage": result["memoryUsage"]}
+        return {"success": True, "output": result["stdout"], "metadata": metadata}

@@ -1,0 +1,351 @@
+"""The plugin `python:execute`, and the service behind it, across processes: by a unix socket, and by gRPC over TCP."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import skerry
+from skerry.errors import DaemonUnavailable, InvalidRequest
+from skerry.tools import plugin
+from skerry.tools.grpc import GrpcDoor
+from skerry.tools.infrastructure import (
+    AgentContext,
+    HttpDoor,
+    Infrastructure,
+    PluginContext,
+    SandboxManager,
+    traceparent,
+)
+from skerry.tools.plugin import PythonInterpreterTool
+from tests import support
+from tests.integration.daemon import Daemon, started
+from tests.integration.internet import in_a_network_of_its_own, internet, relayed
+from tests.integration.test_plan_example import registries
+
+DOORS = ("unix", "grpc")
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+VERBS = ["create", "execute", "read"]  # all that the service needs
+AGENT = AgentContext("agent 1/ä", TRACE)
+
+
+class World:
+    """A daemon with both doors."""
+
+    def __init__(self, daemon: Daemon, address: str) -> None:
+        self.daemon = daemon
+        self.address = address
+        body = {"name": "test", "verbs": VERBS}
+        self.token = daemon.call("POST", "/tokens", body, expect=201)["token"]
+
+    @asynccontextmanager
+    async def manager(self, door: str, **settings: Any) -> AsyncIterator[SandboxManager]:
+        if door == "unix":
+            yield SandboxManager(HttpDoor(url=f"unix://{self.daemon.socket}"), **settings)
+            return
+        async with grpc.aio.insecure_channel(self.address) as channel:
+            yield SandboxManager(GrpcDoor(channel, self.token), **settings)
+
+    def run(self, door: str, body: Callable[[SandboxManager], Awaitable[None]], **settings: Any) -> None:
+        async def main() -> None:
+            async with self.manager(door, **settings) as manager, asyncio.timeout(100):
+                await body(manager)
+
+        try:
+            asyncio.run(main())
+        finally:
+            for info in self.daemon.call("GET", "/environments")["environments"]:
+                self.daemon.call("DELETE", f"/environments/{info['environment_id']}")
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    address = f"127.0.0.1:{support.free_port()}"
+    with support.temporary_home() as home, started(home, "--grpc", address) as daemon:
+        yield World(daemon, address)
+
+
+async def tool_for(manager: Any) -> PythonInterpreterTool:
+    tool = PythonInterpreterTool()
+    await tool.init(PluginContext(Infrastructure({"sandbox_manager": manager})))
+    return tool
+
+
+def request(code: str, **more: Any) -> dict[str, Any]:
+    wanted = {"sessionId": "s1", "traceId": TRACE, "runtime": "python:3.10", "code": code, "packages": []}
+    return {**wanted, **more}
+
+
+@pytest.mark.requirement("R1", "R2")
+def test_what_it_says_of_itself() -> None:
+    tool = PythonInterpreterTool()
+    assert (tool.id, tool.name) == ("python-interpreter", "python:execute")
+    assert tool.description == "Executes Python code in a secure sandbox."
+    assert tool.parameters == {
+        "type": "object",
+        "properties": {
+            "code": {"type": "string", "description": "The Python code to execute"},
+            "requirements": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["code"],
+    }
+
+
+@pytest.mark.requirement("R6", "R20")
+def test_it_is_small_and_knows_of_no_daemon() -> None:
+    source = inspect.getsource(plugin)
+    assert len(source.splitlines()) < 72
+    modules = [node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    ours = {str(module) for module in modules if str(module).startswith("skerry")}
+    tools = {f"skerry.tools.{name}" for name in ("arguments", "infrastructure", "table")}
+    assert ours == {"skerry.errors", *tools}
+
+
+@pytest.mark.requirement("R4", "R5")
+def test_without_the_service_it_cannot_be_used() -> None:
+    asked = []
+
+    class Nothing(Infrastructure):
+        def get_service(self, name: str) -> Any:
+            asked.append(name)
+
+    async def main() -> None:
+        words = "Sandbox Infrastructure not available. Cannot initialize Python Tool."
+        tool = PythonInterpreterTool()
+        with pytest.raises(RuntimeError, match=words):
+            await tool.init(PluginContext(Nothing({})))
+        assert asked == ["sandbox_manager"]
+        result = await tool.execute(AGENT, {"code": "1"})
+        assert result["error"] == "Sandbox Error: the tool was not initialized"
+
+    asyncio.run(main())
+
+
+@pytest.mark.requirement("R3", "R7", "R8", "R13", "R14", "R15")
+def test_requests_and_results_have_the_documented_fields() -> None:
+    class Service:
+        def __init__(self) -> None:
+            self.asked: list[dict[str, Any]] = []
+
+        async def runCode(self, request: dict[str, Any]) -> dict[str, Any]:
+            self.asked.append(request)
+            if request["code"] == "fall":
+                raise DaemonUnavailable("container failed to start")
+            code = int(request["code"])
+            return {"exitCode": code, "stdout": "o", "stderr": "e", "durationMs": 5, "memoryUsage": 7}
+
+    async def main() -> None:
+        service = Service()
+        tool = await tool_for(service)
+        assert await tool.execute(AGENT, {"code": "0"}) == {
+            "success": True,
+            "output": "o",
+            "metadata": {"executionTime": 5, "memoryUsage": 7},
+        }
+        assert await tool.execute(AGENT, {"code": "3", "requirements": ["a", "b==1"]}) == {
+            "success": False,
+            "output": "e",
+            "error": "Execution failed with non-zero exit code",
+        }
+        assert await tool.execute(AGENT, {"code": "fall", "requirements": None}) == {
+            "success": False,
+            "output": None,
+            "error": "Sandbox Error: container failed to start",
+        }
+        fields = {"sessionId": "agent 1/ä", "traceId": TRACE, "runtime": "python:3.10"}
+        assert service.asked == [
+            {**fields, "code": "0", "packages": []},
+            {**fields, "code": "3", "packages": ["a", "b==1"]},
+            {**fields, "code": "fall", "packages": []},
+        ]
+        junks: tuple[Any, ...] = (None, {}, {"code": 1}, {"code": "1", "requirements": "a"}, [], "x")
+        for junk in junks:
+            result = await tool.execute(AGENT, junk)
+            assert (result["success"], result["output"]) == (False, None)
+            assert result["error"].startswith("Invalid parameters: ")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.requirement("R3", "R9", "R11", "R13", "R14", "R16")
+def test_the_plugin_keeps_variables_in_its_session(door: str, world: World) -> None:
+    async def body(manager: SandboxManager) -> None:
+        tool = await tool_for(manager)
+        result = await tool.execute(AGENT, {"code": "import os\nx = 6\nprint(os.getpid(), x * 7)"})
+        assert result["success"], result
+        pid, product = str(result["output"]).split()
+        assert product == "42"
+        assert result["metadata"]["executionTime"] > 0
+        assert (await tool.execute(AGENT, {"code": "print(x + 1, os.getpid())"}))["output"] == f"7 {pid}\n"
+        other = await tool.execute(AgentContext("agent 2"), {"code": "print(x)"})
+        assert not other["success"]
+        assert other["error"] == "Execution failed with non-zero exit code"
+        assert "NameError: name 'x' is not defined" in str(other["output"])
+
+    world.run(door, body)
+
+
+@pytest.mark.requirement("R9", "R11")
+def test_a_session_is_the_same_by_every_door(world: World) -> None:
+    async def body(manager: SandboxManager) -> None:
+        await manager.runCode(request("x = 'kept'"))
+        async with world.manager("grpc") as other:
+            assert (await other.runCode(request("print(x)")))["stdout"] == "kept\n"
+
+    world.run("unix", body)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.requirement("R7", "R12")
+def test_the_result_of_the_service(door: str, world: World) -> None:
+    async def body(manager: SandboxManager) -> None:
+        result = await manager.runCode(request("import sys; print('out'); print('err', file=sys.stderr)"))
+        assert list(result) == [
+            *("exitCode", "stdout", "stderr", "durationMs", "memoryUsage"),
+            *("traceId", "runtime"),
+        ]
+        assert (result["exitCode"], result["stdout"], result["stderr"]) == (0, "out\n", "err\n")
+        assert result["durationMs"] > 0
+        assert result["memoryUsage"] is None or result["memoryUsage"] > 100_000
+        version = (await manager.runCode(request("import platform; print(platform.python_version())")))[
+            "stdout"
+        ]
+        assert result["runtime"] == f"python:{version.strip()}"
+        minor = ".".join(version.split(".")[:2])
+        fine = request("pass", runtime=f"python:{minor}", strict=True)
+        assert (await manager.runCode(fine))["exitCode"] == 0
+        for wrong, words in (
+            (request("pass", runtime="python:2.7", strict=True), "python:2.7 is not there; there is python:"),
+            (request("pass", runtime="cobol:1"), "there is no runtime 'cobol:1'"),
+            (request("pass", memory="64g"), "there is no argument 'memory'"),
+            ({"code": "pass", "runtime": "python:3.10"}, "sessionId is missing"),
+        ):
+            with pytest.raises(InvalidRequest, match=words):
+                await manager.runCode(wrong)
+
+    world.run(door, body)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.requirement("R10")
+def test_the_trace_is_in_the_result_and_in_the_audit(door: str, world: World) -> None:
+    trace = f"{'ab' if door == 'unix' else 'cd'}f92f3577b34da6a3ce929d0e0e4736"
+
+    async def body(manager: SandboxManager) -> None:
+        assert (await manager.runCode(request("print('traced')", traceId=trace)))["traceId"] == trace
+
+    world.run(door, body)
+    with skerry.Client(str(world.daemon.home)) as client:
+        rows = [row for row in client.audit() if row["trace_id"] == trace]
+    assert any("traced" in str(row["detail"]) for row in rows), rows
+    assert "environment.create" in {row["action"] for row in rows}
+    assert trace in (world.daemon.home / "daemon.log").read_text()
+
+
+def test_every_trace_id_has_a_context() -> None:
+    assert traceparent("") == ""
+    assert traceparent(TRACE)[3:35] == TRACE
+    assert traceparent("4BF92F35-77B3-4DA6-A3CE-929D0E0E4736")[3:35] == TRACE
+    for odd in ("0" * 32, "trace 7", "ä", "x\r\nevil: 1"):
+        context = traceparent(odd)
+        assert skerry.client.http1.traceparent(context) == context
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.requirement("R16", "R17", "R18")
+def test_whatever_the_code_does_the_core_goes_on(door: str, world: World) -> None:
+    async def body(manager: SandboxManager) -> None:
+        for code in (
+            "import os; os._exit(3)",
+            "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+            "import os, signal; os.kill(1, signal.SIGKILL); os.kill(-1, signal.SIGKILL); exit(5)",
+            "x = 'x' * (1 << 30)",
+            "raise SystemExit(4)",
+        ):
+            result = await manager.runCode(request(code))
+            assert result["exitCode"] != 0, code
+            assert (await manager.runCode(request("print('fine')")))["stdout"] == "fine\n"
+        seen = await manager.runCode(request("import os; print(sorted(os.listdir('/proc')))"))
+        assert str(os.getpid()) not in seen["stdout"].split()
+        slow = await manager.runCode(request("while True: pass"))
+        assert slow["exitCode"] != 0
+
+    world.run(door, body, timeout=1.0)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.requirement("R19")
+def test_limits_are_those_of_the_service(door: str, world: World) -> None:
+    async def body(manager: SandboxManager) -> None:
+        await manager.runCode(request("pass"))
+        (info,) = world.daemon.call("GET", "/environments")["environments"]
+        assert (info["limits"]["memory"], info["limits"]["cpus"]) == (128 << 20, 0.5)
+        assert info["network"] == "none"
+
+    world.run(door, body, memory=128 << 20, cpus=0.5)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.requirement("R15")
+def test_a_daemon_that_is_gone(door: str, home: Path) -> None:
+    address = f"127.0.0.1:{support.free_port()}"
+    with started(home, "--grpc", address) as daemon:
+        world = World(daemon, address)
+        daemon.kill()
+
+    async def main() -> None:
+        async with world.manager(door) as manager:
+            result = await (await tool_for(manager)).execute(AGENT, {"code": "print(1)"})
+            assert (result["success"], result["output"]) == (False, None)
+            assert result["error"].startswith("Sandbox Error: ")
+
+    asyncio.run(main())
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.requirement("R8")
+def test_packages_are_installed_before_the_code_runs(tmp_path: Path) -> None:
+    with support.temporary_home() as home:
+        hosts = registries(home, "python-packages")
+        places = {(address, 443) for address in hosts.values()}
+        with relayed(places, tmp_path) as there, pytest.MonkeyPatch.context() as patch:
+
+            def body() -> None:
+                with internet(set(hosts.values()), ports=(), also=there) as outside:
+                    outside.names = dict(hosts)
+                    ranges = ",".join(f"{address}/32" for address in hosts.values())
+                    patch.setenv("SKERRY_PUBLIC_RANGES", ranges)
+                    with started(home) as daemon:
+                        asyncio.run(install(daemon))
+
+            in_a_network_of_its_own(body)
+
+
+async def install(daemon: Daemon) -> None:
+    manager = SandboxManager(HttpDoor(url=f"unix://{daemon.socket}"))
+    tool = await tool_for(manager)
+    first = await tool.execute(AGENT, {"code": "x = 1\nimport iniconfig"})
+    assert "No module named 'iniconfig'" in str(first["output"])
+    second = await tool.execute(
+        AGENT, {"code": "import iniconfig\nprint(iniconfig.__name__, x)", "requirements": ["iniconfig"]}
+    )
+    assert second["output"] == "iniconfig 1\n", second
+    (info,) = daemon.call("GET", "/environments")["environments"]
+    assert info["network"] == "none"
+    third = await tool.execute(
+        AGENT, {"code": "print(1)", "requirements": ["skerry-there-is-no-such-package"]}
+    )
+    assert third["error"] == "Execution failed with non-zero exit code"
+    assert "No matching distribution found for skerry-there-is-no-such-package" in str(third["output"])
