@@ -77,12 +77,20 @@ def subjects(client: skerry.Client) -> Iterator[list[Subject]]:
             if len(env.files.read("a.txt")) != 1024:
                 raise RuntimeError("files.read gave the wrong content")
 
+        session = env.session("python")
+
+        def call() -> None:
+            if session.run("6 * 7").value != "42":
+                raise RuntimeError("session.run gave the wrong value")
+
         execute()
         write()
+        call()
         yield [
             Subject(cycle),
             Subject(lambda: {"run": timed(lambda: env.run(["true"]))}),
             Subject(lambda: {"execute": timed(execute)}),
+            Subject(lambda: {"session": timed(call)}),
             Subject(lambda: {"write": timed(write)}),
             Subject(lambda: {"read": timed(read)}),
             command("cli", [_script(), "run", "--", "true"]),

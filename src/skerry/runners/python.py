@@ -104,8 +104,10 @@ class Runner:
             unlimited = _limit_memory(request["memory"])
             error = self._guarded(self._run, request["code"], request["stdin"])
             unlimited()
-            error = error or self._guarded(self._show_figures)
-        error = self._guarded(_flush) or error
+            shown = self._guarded(self._show_figures)
+            error = error or shown
+        flushed = self._guarded(_flush)
+        error = error or flushed
         if os.getpid() != self._pid:  # a fork of the user's code has come to its end
             os._exit(0 if error is None else 1)
         self._send({"token": self._token, "end": self._explained(error)})
@@ -285,8 +287,9 @@ def _forms(value: Any) -> Iterator[tuple[str, bytes, bool]]:
     pandas: Any = sys.modules.get("pandas")
     figure: Any = sys.modules.get("matplotlib.figure")
     if pandas is not None and isinstance(value, pandas.DataFrame):
-        records = value.head(ROWS_MAX).to_json(orient="records", date_format="iso", default_handler=str)
-        yield "application/json", records.encode(), len(value) > ROWS_MAX
+        with contextlib.suppress(Exception):  # columns that have the same name, say
+            records = value.head(ROWS_MAX).to_json(orient="records", date_format="iso", default_handler=str)
+            yield "application/json", records.encode(), len(value) > ROWS_MAX
     if figure is not None and isinstance(value, figure.Figure):
         yield "image/png", _png(value), False
         return
