@@ -7,7 +7,6 @@ import base64
 import contextlib
 import json
 import re
-import secrets
 import signal
 import time
 from dataclasses import dataclass
@@ -36,6 +35,8 @@ VALUES_MAX = 32
 VARIABLES_MAX = 500
 TEXT_MAX = 20_000
 """Characters of anything that an interpreter says about an exception or a variable."""
+SMALL = 16 << 10
+"""A request of so many bytes does not wait: the pipe to an interpreter that reads is larger."""
 HELD_MAX = 128 << 20
 """Bytes of values that all calls of the daemon together may hold."""
 _MEDIA = re.compile(r"[a-z]+/[a-z0-9.+-]{1,60}")
@@ -84,9 +85,9 @@ class Call:
 
     def __init__(self, session: Interpreter, request: dict[str, Any], timeout: float | None = None) -> None:
         self.id = new_id()
+        """Random, and so the token that replies to it must have."""
         self._session = session
         self._home = session.home
-        self._token = secrets.token_hex(8)
         self._request = request
         self._timeout = timeout
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -123,19 +124,21 @@ class Call:
                 self._before = self._home.sample()
                 self._began = time.monotonic()
                 self._begun = not session.interrupted
-                asked = {**self._request, "token": self._token, "interrupted": session.interrupted}
+                asked = {**self._request, "token": self.id, "interrupted": session.interrupted}
                 line = json.dumps(asked).encode() + b"\n"
-                asking = asyncio.create_task(process.write(line))
                 if self._timeout is not None:
                     self._limit(self._timeout, Outcome.TIMED_OUT, f"interrupted after {self._timeout:.10g} s")
+                asking = asyncio.create_task(process.write(line)) if len(line) > SMALL else None
                 try:
+                    if asking is None:
+                        await process.write(line)
                     await self._done
                 except asyncio.CancelledError:
                     session.kill("its caller is gone")
                     raise
                 finally:
                     if (
-                        not asking.done()
+                        asking is not None and not asking.done()
                     ):  # half a request is none: what comes behind it would not be understood
                         asking.cancel()
                         session.kill("it did not read what it was asked")
@@ -196,7 +199,7 @@ class Call:
 
     def on_reply(self, head: dict[str, Any], data: bytes) -> None:
         """What has not its token, or makes no sense, is nothing."""
-        if head.get("token") != self._token or self._done.done():
+        if head.get("token") != self.id or self._done.done():
             return
         if "begun" in head:
             self._begun = True
