@@ -38,6 +38,22 @@ GROUPS: list[tuple[str, str, list[tuple[str, str]]]] = [
         ],
     ),
     (
+        "A Python program that runs once",
+        "bare_print",
+        [
+            ("bare_print", "bare `python3 -c 'print(...)'`"),
+            ("code_python", "**Skerry**, `client.execute_code`, no pool"),
+        ],
+    ),
+    (
+        "A Go program that runs once",
+        "bare_go",
+        [
+            ("bare_go", "bare `go run`, with a warm cache"),
+            ("code_go", "**Skerry**, `client.execute_code`, no pool"),
+        ],
+    ),
+    (
         "From the shell",
         "python",
         [
@@ -196,6 +212,7 @@ def targets(results: Mapping[str, Any], times: Mapping[str, Summary]) -> list[tu
             "env.execute in a live environment, 22× faster than docker exec", "docker_exec", "execute", 22
         ),
         at_least("skerry run -- true, within 8× of python3 -c pass", "python", "cli", 1 / 8),
+        at_least("a Go program that runs once, within 3× of go run", "bare_go", "code_go", 1 / 3),
         (
             "an idle environment is charged less than 1 MiB",
             idle is not None and idle < MIB,

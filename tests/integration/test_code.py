@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 import skerry
+from skerry.host.trees import remove_tree
+from skerry.tools.aio.execute_code import AsyncExecuteCode
 from skerry.tools.sync.execute_code import ExecuteCode
 from tests import support
 from tests.conformance.test_instances import on_host
@@ -382,6 +384,9 @@ def test_a_cache_that_cannot_be_made_is_done_without(real: Daemon) -> None:
         made, now, clock, link = execute(real, "even", code)["stdout"].splitlines()
         assert (made, link) == ("made", "/etc/passwd")
         assert abs(int(now) - int(clock)) < 300
+        for cache in (real.home / "caches").iterdir():
+            remove_tree(cache)
+        assert execute(real, "even", "cat $EVEN/a/b")["stdout"] == "made\n"
     finally:
         path.unlink()
 
@@ -491,6 +496,16 @@ def test_the_examples_of_the_document(real: Daemon, name: str) -> None:
     with skerry.Client(str(real.home)) as client, ExecuteCode(client=client) as tool:
         result = tool.execute(json.dumps(given))
     assert (result.content, result.is_error) == (f"STDOUT:\n{output}\nExit code: 0", False)
+
+
+@pytest.mark.requirement("R58", "R73")
+def test_the_tool_in_an_event_loop(real: Daemon) -> None:
+    async def main() -> list[str]:
+        async with skerry.AsyncClient(str(real.home)) as client, AsyncExecuteCode(client=client) as tool:
+            calls = [tool.execute({"language": "bash", "code": f"exit {number}"}) for number in range(4)]
+            return [result.content for result in await asyncio.gather(*calls)]
+
+    assert asyncio.run(main()) == [f"Exit code: {number}" for number in range(4)]
 
 
 @pytest.mark.requirement("R58", "R71", "R91")

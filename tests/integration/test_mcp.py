@@ -137,6 +137,17 @@ def test_resources(transport: str, home: Path) -> None:
     run(transport, home, body)
 
 
+def test_a_figure_is_a_picture(home: Path) -> None:
+    async def body(client: Client) -> None:
+        code = f"class Figure:\n    def _repr_png_(self): return {PNG!r}\nFigure()"
+        text, picture = (await client.call_tool("python:execute", {"code": code})).content
+        assert json.loads(text.text)["success"]  # type: ignore[union-attr]
+        assert picture.mime_type == "image/png"  # type: ignore[union-attr]
+        assert base64.b64decode(picture.data) == PNG  # type: ignore[union-attr]
+
+    run("stdio", home, body)
+
+
 def test_many_files_come_in_pages(home: Path) -> None:
     async def body(client: Client) -> None:
         await call(client, "environment.execute_command", command="touch $(seq 1200)")

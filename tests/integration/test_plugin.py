@@ -106,7 +106,8 @@ def test_it_is_small_and_knows_of_no_daemon() -> None:
     assert len(source.splitlines()) < 72
     modules = [node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
     ours = {str(module) for module in modules if str(module).startswith("skerry")}
-    assert ours == {"skerry.errors", "skerry.tools.arguments", "skerry.tools.infrastructure"}
+    tools = {f"skerry.tools.{name}" for name in ("arguments", "infrastructure", "table")}
+    assert ours == {"skerry.errors", *tools}
 
 
 @pytest.mark.requirement("R4", "R5")
