@@ -34,15 +34,15 @@ SKERRY = [sys.executable, "-m", "skerry.cli"]
 
 
 @contextmanager
-def http_server(home: Path, *options: str) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
-    """A server on a free port: its URL, its token, its process, which is ended by SIGTERM."""
+def http_server(home: Path, *options: str, token: str = "") -> Iterator[tuple[str, str]]:
+    """A server on a free port: its URL and its token, which may be given. It is ended by SIGTERM."""
     command = [*SKERRY, "mcp", "--listen", "127.0.0.1:0", *options]
-    env = {**os.environ, "SKERRY_HOME": str(home)}
+    env = {**os.environ, "SKERRY_HOME": str(home), "SKERRY_MCP_TOKEN": token}
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
-            first, second = process.stderr.readline(), process.stderr.readline()
-            yield re.findall(r"http:\S+", first)[0], second.split("Bearer ")[1].strip(), process
+            url = re.findall(r"http:\S+", process.stderr.readline())[0]
+            yield url, token or process.stderr.readline().split("Bearer ")[1].strip()
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0, process.stderr.read()
@@ -58,7 +58,7 @@ async def connected(transport: str, home: Path, *options: str) -> AsyncIterator[
         async with Client(stdio_client(parameters)) as client:
             yield client
         return
-    with http_server(home, *options) as (url, token, _):
+    with http_server(home, *options) as (url, token):
         async with httpx2.AsyncClient(headers={"authorization": f"Bearer {token}"}, timeout=60) as web:
             async with Client(streamable_http_client(url, http_client=web)) as client:
                 yield client
@@ -233,8 +233,9 @@ def test_an_environment_that_exists_is_used_and_left(home: Path) -> None:
         assert env.files.read("file") == "kept"
 
 
-def test_http_is_for_those_who_know_the_token_and_call_it_by_its_name(home: Path) -> None:
-    with http_server(home) as (url, token, _):
+@pytest.mark.parametrize("given", ["", "given-token"])
+def test_http_is_for_those_who_know_the_token_and_call_it_by_its_name(given: str, home: Path) -> None:
+    with http_server(home, token=given) as (url, token):
         place = url.split("/")[2]
         port = place.rpartition(":")[2]
         message = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
@@ -327,5 +328,5 @@ def test_the_inspector(transport: str, home: Path, tmp_path: Path) -> None:
     if transport == "stdio":
         look("-e", f"SKERRY_HOME={home}", "--", *SKERRY, "mcp")
         return
-    with http_server(home) as (url, token, _):
+    with http_server(home) as (url, token):
         look("--transport", "http", "--header", f"Authorization: Bearer {token}", "--server-url", url)

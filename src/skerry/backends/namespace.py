@@ -212,6 +212,9 @@ class NamespaceBackend:
         except OSError as error:
             raise IsolationUnavailable(f"its network cannot be entered: {error.strerror}") from error
 
+    def gate(self, environment_id: str, name: str) -> str:
+        return InstanceDirectory(self._instances, environment_id).gate(name)
+
     async def deliver(self, environment_id: str, files: Mapping[str, bytes]) -> None:
         await asyncio.to_thread(InstanceDirectory(self._instances, environment_id).deliver, files)
 

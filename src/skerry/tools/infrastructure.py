@@ -9,11 +9,13 @@ The daemon is reached through a door: `HttpDoor` (the unix socket of this machin
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NotRequired, Protocol, TypedDict
+from weakref import WeakValueDictionary
 
 from skerry.client.aio.client import AsyncClient
 from skerry.client.aio.environment import AsyncEnvironment
@@ -43,6 +45,8 @@ _VERSION = '__import__("os").write(1, b"%d.%d.%d" % __import__("sys").version_in
 
 
 class ToolExecutionResult(TypedDict):
+    """`error` when it did not succeed, `metadata` when it did."""
+
     success: bool
     output: str | None
     error: NotRequired[str]
@@ -50,11 +54,15 @@ class ToolExecutionResult(TypedDict):
 
 
 class SandboxService(Protocol):
+    """What a plugin knows of `SandboxManager`."""
+
     async def runCode(self, request: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class Infrastructure:
+    """The services that plugins may use, by name."""
+
     services: Mapping[str, Any]
 
     def get_service(self, name: str) -> Any:
@@ -64,11 +72,15 @@ class Infrastructure:
 
 @dataclass(frozen=True)
 class PluginContext:
+    """What a plugin is given at its start."""
+
     infrastructure: Infrastructure
 
 
 @dataclass(frozen=True)
 class AgentContext:
+    """For whom a tool is called."""
+
     session_id: str
     trace_id: str = ""
 
@@ -89,6 +101,8 @@ class Calls(Protocol):
 
 
 class Door(Protocol):
+    """A way to a daemon."""
+
     def calls(self, traceparent: str) -> Calls: ...
 
 
@@ -113,6 +127,7 @@ class SandboxManager:
         self._limits = {"memory": memory, "cpus": cpus}
         self._timeout = timeout
         self._install_timeout = install_timeout
+        self._installing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def runCode(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """`exitCode`, `stdout`, `stderr`, `durationMs`, `memoryUsage` in bytes, `traceId`, and the `runtime` that ran.
@@ -139,7 +154,8 @@ class SandboxManager:
         name = "session-" + hashlib.sha256(f"{image}\0{wanted['sessionId']}".encode()).hexdigest()[:24]
         if not await calls.find(name):
             await calls.create(name, image, self._limits)
-        ran = (await calls.run(name, SESSION, _VERSION, self._timeout)).stdout
+        told = (await calls.run(name, SESSION, _VERSION, self._timeout)).stdout
+        ran = told if re.fullmatch(r"\d{1,3}(\.\d{1,3}){2}", told) else "unknown"
         if wanted["strict"] and version and not f"{ran}.".startswith(f"{version}."):
             raise InvalidRequest(f"{wanted['runtime']} is not there; there is {language}:{ran}")
         result = await self._installed(calls, name, tuple(wanted["packages"]))
@@ -159,11 +175,12 @@ class SandboxManager:
         """With the registries within reach for as long as this takes."""
         if not packages:
             return None
-        await calls.set_network(name, "allowlist", (PACKAGES,))
-        try:
-            result = as_program(await calls.execute(name, (*INSTALL, *packages), self._install_timeout))
-        finally:
-            await calls.set_network(name, "none", ())
+        async with self._installing.setdefault(name, asyncio.Lock()):
+            await calls.set_network(name, "allowlist", (PACKAGES,))
+            try:
+                result = as_program(await calls.execute(name, (*INSTALL, *packages), self._install_timeout))
+            finally:
+                await calls.set_network(name, "none", ())
         if result.ok:
             await calls.run(name, SESSION, FIND_PACKAGES, self._timeout)
         return result
