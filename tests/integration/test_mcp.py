@@ -24,7 +24,6 @@ from mcp.client.streamable_http import streamable_http_client
 
 import skerry
 from skerry.tools import table
-from tests import support
 
 TRANSPORTS = ("stdio", "http")
 PNG = base64.b64decode(
@@ -146,6 +145,23 @@ def test_a_figure_is_a_picture(home: Path) -> None:
         assert base64.b64decode(picture.data) == PNG  # type: ignore[union-attr]
 
     run("stdio", home, body)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_calls_at_once_share_one_environment(transport: str, home: Path) -> None:
+    async def body(client: Client) -> None:
+        calls = (
+            call(client, "environment.execute_command", command=f"touch {number}; hostname")
+            for number in range(8)
+        )
+        answers = await asyncio.gather(*calls)
+        assert len({answer["stdout"] for answer, _ in answers}) == 1
+        with skerry.Client(str(home)) as daemon:
+            assert len(daemon.environments()) == 1
+        listed = (await call(client, "environment.execute_command", command="ls"))[0]["stdout"]
+        assert listed.split() == [str(number) for number in range(8)]
+
+    run(transport, home, body)
 
 
 def test_many_files_come_in_pages(home: Path) -> None:
@@ -302,7 +318,7 @@ INSPECTOR = Path(__file__).resolve().parents[2] / ".cache" / "inspector"
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_inspector(transport: str, home: Path, tmp_path: Path) -> None:
     if not (INSPECTOR / "installed").exists():
-        support.missing("the inspector is not installed (scripts/setup_test_deps.sh does, with npm)")
+        pytest.skip("npm could not install the inspector (scripts/setup_test_deps.sh)")
     programs = INSPECTOR / "node_modules" / ".bin"
     env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{programs}:{os.environ['PATH']}"}
 
