@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import skerry
-from benchmarks import baselines, dockerd, egress, ours, report, service
+from benchmarks import baselines, code, dockerd, egress, ours, report, service
 from benchmarks.dockerd import Unavailable
 from benchmarks.measure import Subject, take_turns
 
@@ -42,7 +42,7 @@ def measure(rounds: int, environments: int) -> int:
     results: dict[str, Any] = {"machine": report.machine(), "notes": ""}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(_folder()))
-        for name in ("runc", "docker"):
+        for name in ("runc", "docker", "go"):
             (folder / name).mkdir()
         found = Collected(stack)
         found.add("bare processes", lambda: nullcontext(baselines.bare()))
@@ -61,6 +61,8 @@ def measure(rounds: int, environments: int) -> int:
             results["notes"] = f"{', '.join(used)}, no network."
         client = stack.enter_context(ours.daemon(str(folder / "home")))
         found.add("Skerry", lambda: ours.subjects(client))
+        found.add("programs in Python", lambda: code.python(client))
+        found.add("programs in Go", lambda: code.go(client, folder / "go"))
         found.add("audit", lambda: service.intent(folder))
 
         times = take_turns(found.subjects, rounds, lambda n: _progress(f"round {n} of {rounds}"))
@@ -72,6 +74,8 @@ def measure(rounds: int, environments: int) -> int:
                     remote, lambda: skerry.AsyncClient(url=ours.URL, token=token)
                 ),
             }
+        _progress("programs in Python, one after the other")
+        results["code"] = asyncio.run(code.many(600, 8))
         _progress("idle memory")
         results |= ours.idle_memory()
         _progress(f"{environments} environments at once")

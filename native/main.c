@@ -14,7 +14,8 @@
  *           executed all steps *becomes* the guest, without another exec.
  * network.c prepares, from outside, the network of an environment that runs: routes, redirections, sockets.
  * guest.c   the event loop: accepts the daemon's connection (a new one replaces the old one, so that a
- *           restarted daemon finds its environments again), decodes frames, dispatches.
+ *           restarted daemon finds its environments again, and without root gets their network from here), decodes
+ *           frames, dispatches.
  * process.c starts executions, moves their bytes under flow control, signals and kills their trees.
  * shell.c   stateful shells: a shell forks for every command, and the fork that ran the command to its end
  *           becomes the shell.

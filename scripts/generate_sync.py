@@ -19,7 +19,7 @@ from pathlib import Path
 SKERRY = Path(__file__).resolve().parent.parent / "src" / "skerry"
 MODULES = {
     "client": ("websocket", "transport", "client", "environment", "files", "network", "process", "session"),
-    "tools": ("environment", "dispatch", "sandbox", "execute_code"),
+    "tools": ("environment", "dispatch", "sandbox", "execute_code", "python"),
 }
 HEADER = "# Generated from aio/{name} by scripts/generate_sync.py. Change that file, not this one.\n"
 NAMES = {

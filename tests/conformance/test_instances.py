@@ -105,11 +105,11 @@ async def test_an_id_that_is_taken_is_refused_and_its_instance_lives_on(site: Si
 
 
 async def test_an_instance_that_no_daemon_connects_to_ends_by_itself(site: Site) -> None:
-    watched, alone = site.spec(orphan=0.5), site.spec(orphan=0.5)
+    watched, alone = site.spec(orphan=1), site.spec(orphan=1)
     try:
-        for spec in (watched, alone):
-            await site.backend.start(spec)
+        await site.backend.start(watched)
         channel = await Channel.open(await site.backend.connect(watched.environment_id))
+        await site.backend.start(alone)
         left = await Channel.open(await site.backend.connect(alone.environment_id))
         nap = f"1000.{os.getpid()}"
         await left.start(Start(argv=["sleep", nap], env=ENV))

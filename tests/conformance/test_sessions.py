@@ -13,15 +13,26 @@ import pytest
 from skerry.errors import Conflict, InvalidRequest, LimitReached, SessionNotFound
 from skerry.manager import sessions as module
 from skerry.manager.audit import Subject
+from skerry.manager.caller import Caller
 from skerry.manager.calls import Code
 from skerry.manager.executions import Executions
 from skerry.manager.records import Records
-from skerry.manager.sessions import Interpreter
+from skerry.manager.sessions import Interpreter, Sessions
 from skerry.models import Outcome, SessionResult
 from skerry.policy import MIB, Limits
 from tests.conformance.harness import ENV, Box, Site, eventually, needs
 
+CALLER = Caller("tests")
 STUBBORN = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('begun')\nwhile True: pass"
+
+
+class Forgetful:
+    """Writes nothing down."""
+
+    def audit(self, *args: object, **options: object) -> asyncio.Future[None]:
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        written.set_result(None)
+        return written
 
 
 def sessions_of(box: Box) -> Executions:
@@ -30,25 +41,31 @@ def sessions_of(box: Box) -> Executions:
         Subject(box.id, "", "", ""),
         box.backend,
         box.channel,
-        cast(Records, None),
+        cast(Records, Forgetful()),
         dict(ENV),
         touch=lambda: None,
         lost=lambda reason: None,
     )
 
 
+async def interpreter(sessions: Sessions, language: str, id: str = "", **options: Any) -> Interpreter:
+    session = await sessions.open(CALLER, language, id, **options)
+    assert isinstance(session, Interpreter)
+    return session
+
+
 @contextlib.asynccontextmanager
 async def opened(box: Box, language: str = "python", **options: Any) -> AsyncIterator[Interpreter]:
     sessions = sessions_of(box).sessions
-    session = await sessions.open(language, **options)
+    session = await interpreter(sessions, language, **options)
     try:
         yield session
     finally:
-        await sessions.close(session.id)
+        await sessions.close(CALLER, session.id)
 
 
 async def run(session: Interpreter, text: str, **options: Any) -> SessionResult:
-    return await session.prepare(Code(text, **options)).run()
+    return await session.prepare(CALLER, Code(text, **options)).run()
 
 
 async def said(session: Interpreter, text: str, **options: Any) -> str:
@@ -60,7 +77,7 @@ async def said(session: Interpreter, text: str, **options: Any) -> str:
 
 async def running(session: Interpreter, text: str, **options: Any) -> asyncio.Task[SessionResult]:
     """A call that has written something."""
-    call = session.prepare(Code(text, **options))
+    call = session.prepare(CALLER, Code(text, **options))
     tap = call.tap()
     task = asyncio.create_task(call.run())
     await anext(tap)
@@ -238,7 +255,7 @@ async def test_variables_are_listed(box: Box) -> None:
             session,
             "import os\nx = 5\n_hidden = 1\ny = ['a' * 100] * 1_000\nclass Bad:\n __repr__ = 5\nb = Bad()",
         )
-        found = {variable.name: variable for variable in await session.variables()}
+        found = {variable.name: variable for variable in await session.variables(CALLER)}
         assert found.keys() == {"x", "y", "Bad", "b"}
         assert (found["x"].type, found["x"].text) == ("int", "5")
         assert len(found["y"].text) <= 200
@@ -255,16 +272,16 @@ async def test_calls_wait_for_each_other(box: Box) -> None:
 async def test_sessions_are_found_by_id_and_do_not_share_state(box: Box) -> None:
     """R9"""
     sessions = sessions_of(box).sessions
-    first, second = await sessions.open("python", "one"), await sessions.open("python", "two")
-    assert await sessions.open("python", "one") is first
+    first, second = await interpreter(sessions, "python", "one"), await interpreter(sessions, "python", "two")
+    assert await sessions.open(CALLER, "python", "one") is first
     await run(first, "x = 1")
     assert (await run(second, "x")).raised is not None
     with pytest.raises(InvalidRequest):
-        await sessions.open("python", "a/b")
+        await sessions.open(CALLER, "python", "a/b")
     with pytest.raises(InvalidRequest):
-        await sessions.open("cobol")
+        await sessions.open(CALLER, "cobol")
     for each in ("one", "two"):
-        await sessions.close(each)
+        await sessions.close(CALLER, each)
     with pytest.raises(SessionNotFound):
         sessions.find("one")
 
@@ -272,17 +289,17 @@ async def test_sessions_are_found_by_id_and_do_not_share_state(box: Box) -> None
 async def test_there_are_not_too_many(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SESSIONS_MAX", 1)
     sessions = sessions_of(box).sessions
-    await sessions.open("python", "one")
+    await sessions.open(CALLER, "python", "one")
     with pytest.raises(LimitReached):
-        await sessions.open("python")
-    await sessions.close("one")
+        await sessions.open(CALLER, "python")
+    await sessions.close(CALLER, "one")
 
 
 async def test_an_image_without_the_interpreter(box: Box) -> None:
     home = sessions_of(box)
     home.variables["PATH"] = "/nowhere"
     with pytest.raises(InvalidRequest, match="there is no python3"):
-        await home.sessions.open("python")
+        await home.sessions.open(CALLER, "python")
     assert home.sessions.list() == []
 
 
@@ -323,6 +340,16 @@ async def test_an_interrupt_that_comes_early_is_not_missed(box: Box) -> None:
         assert (await run(session, "1")).value == "1"
 
 
+async def test_an_interrupt_that_comes_late_is_for_nobody_else(box: Box) -> None:
+    async with opened(box) as session:
+        for _ in range(30):
+            task = asyncio.create_task(run(session, "x = 1"))
+            await asked(session)
+            session.interrupt()
+            await task
+            assert (await run(session, "'next'")).value == "'next'"
+
+
 async def test_a_time_limit_interrupts(box: Box) -> None:
     async with opened(box) as session:
         result = await run(session, "x = 5\nwhile True: pass", timeout=0.1)
@@ -337,14 +364,14 @@ async def test_code_that_ignores_its_limit_is_killed(box: Box) -> None:
         assert (result.outcome, result.exit_code, result.crashed) == (Outcome.TIMED_OUT, 124, True)
         with pytest.raises(Conflict, match="has crashed: it did not end when it was interrupted"):
             await run(session, "1")
-        await session.restart()
+        await session.restart(CALLER)
         assert (await run(session, "1")).value == "1"
 
 
 async def test_a_caller_that_goes_away_interrupts(box: Box) -> None:
     async with opened(box) as session:
-        call = session.prepare(Code("x = 5\nwhile True: pass"))
-        waiting = session.prepare(Code("x = 6"))
+        call = session.prepare(CALLER, Code("x = 5\nwhile True: pass"))
+        waiting = session.prepare(CALLER, Code("x = 6"))
         tasks = [asyncio.create_task(each.run()) for each in (call, waiting)]
         await asked(session)
         waiting.stop(Outcome.CANCELED, "gone")
@@ -357,7 +384,7 @@ async def test_a_caller_that_goes_away_interrupts(box: Box) -> None:
 async def test_a_restart_ends_what_runs(box: Box) -> None:
     async with opened(box) as session:
         task = await running(session, STUBBORN)
-        await session.restart()
+        await session.restart(CALLER)
         result = await task
         assert (result.outcome, result.crashed, result.message) == (
             "canceled",
@@ -400,7 +427,7 @@ async def test_a_crash_is_reported_and_can_be_mended(
         assert (result.outcome, result.exit_code, result.message) == (outcome, exit_code, message)
         assert (result.crashed, result.stdout) == (True, "before\n")
         assert (session.info.state, session.info.message) == ("crashed", message)
-        await session.restart()
+        await session.restart(CALLER)
         assert await said(session, "print('again')") == "again\n"
 
 
@@ -414,7 +441,7 @@ async def test_a_crash_between_calls(box: Box) -> None:
         await eventually(crashed)
         assert session.info.message == "the interpreter ended with exit code 5"
         with pytest.raises(Conflict):
-            await session.variables()
+            await session.variables(CALLER)
 
 
 async def test_a_limit_of_memory_for_one_call(box: Box) -> None:
@@ -437,7 +464,7 @@ async def test_a_memory_bomb(site: Site) -> None:
     ):
         result = await run(session, "x = []\nwhile True: x.append(bytearray(1_000_000))")
         assert (result.outcome, result.exit_code, result.crashed) == (Outcome.OOM_KILLED, 137, True)
-        await session.restart()
+        await session.restart(CALLER)
         assert (await run(session, "1")).value == "1"
 
 
@@ -453,7 +480,7 @@ async def test_a_fork_bomb(site: Site, code: str) -> None:
         result = await run(session, f"import os\n{code}", timeout=1)
         assert result.outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
         assert not result.ok
-        await session.restart()
+        await session.restart(CALLER)
         assert (await run(session, "1")).value == "1"
         assert (await box.sh("echo fine")).stdout == b"fine\n"
 
@@ -561,7 +588,7 @@ async def test_a_replaced_stdout_stays_replaced(box: Box) -> None:
 
 async def test_what_threads_write_after_their_call_is_in_the_log_alone(box: Box) -> None:
     home = sessions_of(box)
-    session = await home.sessions.open("python")
+    session = await interpreter(home.sessions, "python")
     code = "import os, threading, time\n"
     code += "def late():\n while not os.path.exists('go'): time.sleep(0.005)\n print('late')\n"
     assert await said(session, f"{code}threading.Thread(target=late).start()\nprint('call')") == "call\n"
@@ -572,5 +599,5 @@ async def test_what_threads_write_after_their_call_is_in_the_log_alone(box: Box)
             break
     home.log.leave(tap)
     assert await said(session, "print('next')") == "next\n"
-    await home.sessions.close(session.id)
+    await home.sessions.close(CALLER, session.id)
     await box.channel.remove("go")

@@ -28,7 +28,8 @@ import uvloop
 
 from skerry.egress.addresses import Address, Ranges
 from skerry.egress.limits import Meter, Traffic
-from skerry.egress.proxy import Connection, Denial, Proxy, Resolve, Witness
+from skerry.egress.proxy import Connection, Denial, Proxy, Witness
+from skerry.egress.resolver import Resolve
 from skerry.egress.rules import Rules
 from skerry.host.interfaces import own_addresses
 from skerry.host.launcher import Helper

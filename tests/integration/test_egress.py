@@ -11,6 +11,7 @@ import struct
 import pytest
 
 from skerry.egress import proxy as proxies
+from skerry.egress import resolver
 from skerry.egress.addresses import Address, Ranges
 from skerry.egress.limits import Traffic
 from skerry.egress.proxy import Connection
@@ -119,9 +120,9 @@ def test_an_answer_that_changes_after_the_name_was_looked_up(monkeypatch: pytest
             assert await it.ask("example.com", 80, http("example.com")) == ("", OK)
             assert (it.arrived, len(it.asked)) == ([(PUBLIC, 80)] * 2, asked)
             # Nothing is kept any more: the answer for the connection is another than for the name.
-            monkeypatch.setattr(proxies, "KEEP_RESOLVED", 0.0)
-            it.proxy._resolved.clear()
-            standing = str(it.proxy._stand_for("example.com"))
+            monkeypatch.setattr(resolver, "KEEP_RESOLVED", 0.0)
+            it.proxy._resolver._known.clear()
+            standing = str(it.proxy._standing.address("example.com"))
             _, heard = await it.ask(standing, 80, http("example.com"))
             assert b"never reached" in heard
             assert b"10.0.0.1" not in heard, "addresses of the inside are not told"
@@ -130,7 +131,7 @@ def test_an_answer_that_changes_after_the_name_was_looked_up(monkeypatch: pytest
             async def resolve(name: str) -> list[Address]:
                 return [ipaddress.ip_address(next(flips))]
 
-            it.proxy._resolve = resolve
+            it.proxy._resolver._resolve = resolve
             heard = b"".join([(await it.ask(standing, 80, http("example.com")))[1] for _ in range(8)])
             assert (heard.count(OK), heard.count(b"403")) == (4, 4)
             assert {address for address, _ in it.arrived} == {PUBLIC}
@@ -259,16 +260,16 @@ def test_addresses_that_stand_for_names_are_never_dialled() -> None:
 def test_many_names() -> None:
     """Names beyond the last one that is kept take the place of the oldest, and no address stands for two."""
 
-    async def main() -> None:
-        async with world("public") as it:
-            first = [it.proxy._stand_for(f"n{number}.example") for number in range(proxies.NAMES_MAX)]
-            assert len(set(first)) == proxies.NAMES_MAX
-            assert it.proxy._stand_for("n0.example") == first[0]
-            assert it.proxy._stand_for("new.example") == first[1]
-            assert len(it.proxy._names) == len(it.proxy._standing) == proxies.NAMES_MAX
-            assert it.proxy._names[first[1]] == "new.example"
-
-    in_a_network_of_its_own(main)
+    standing = resolver.Standing()
+    first = [standing.address(f"n{number}.example") for number in range(resolver.NAMES_MAX)]
+    assert len(set(first)) == resolver.NAMES_MAX
+    assert standing.address("n0.example") == first[0]
+    assert standing.address("new.example") == first[1]
+    assert standing.name(first[1]) == "new.example"
+    assert {standing.name(address) for address in first} == {
+        *(f"n{number}.example" for number in range(resolver.NAMES_MAX) if number != 1),
+        "new.example",
+    }
 
 
 def rules(kind: str, *allow: str) -> Rules:

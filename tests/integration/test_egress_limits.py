@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 import select
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from skerry.egress import dns, relay
+from skerry.egress import dns, relay, resolver
 from skerry.egress import proxy as proxies
 from skerry.egress.addresses import Address
 from skerry.egress.limits import SURPLUS_MAX, Traffic, everybody
@@ -300,6 +301,40 @@ def test_a_thousand_connections_at_once() -> None:
     in_a_network_of_its_own(main)
 
 
+@pytest.mark.parametrize("way", ["down", "up"])
+def test_a_connection_that_rests_holds_nothing(way: str) -> None:
+    """What was passed on is not kept until something else comes."""
+    much = b"x" * (1 << 20)
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readexactly(1 if way == "down" else len(much)):
+            writer.write(much if way == "down" else b"x")
+            await writer.drain()
+
+    code = (
+        f"say, hear = {(1, len(much)) if way == 'down' else (len(much), 1)}\n"
+        "for number in range(40):\n"
+        "    s = kept[number] = socket.create_connection(('9.9.9.9', 22), 10)\n"
+        "    s.sendall(b'x' * say)\n"
+        "    heard = 0\n"
+        "    while heard < hear: heard += len(s.recv(1 << 20))\n"
+    )
+
+    async def main() -> None:
+        async with world("public", names=NAMES) as it:
+            it.server = server
+            tracemalloc.start()
+            try:
+                await it.run(code)
+                assert len(it.proxy.connections) == 40
+                assert tracemalloc.get_traced_memory()[0] < 2 << 20
+            finally:
+                tracemalloc.stop()
+            await it.run("for s in kept.values(): s.close()")
+
+    in_a_network_of_its_own(main)
+
+
 def test_who_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxies, "FIRST_WORDS_SECONDS", 0.05)
     monkeypatch.setattr(relay, "SILENT_SECONDS", 0.05)
@@ -353,10 +388,10 @@ def test_names_that_take_for_ever_hold_up_their_own_environment_alone() -> None:
                 await asyncio.Event().wait()
                 raise AssertionError
 
-            it.proxy._resolve = resolve
+            it.proxy._resolver._resolve = resolve
             for number in range(300):
                 assert await it.query(question(f"n{number}.example"), timeout=0.001) is None
-            assert under_way == proxies.RESOLVING_MAX
+            assert under_way == resolver.RESOLVING_MAX
             assert len(it.proxy._queries) == proxies.QUERIES_MAX
 
     in_a_network_of_its_own(main)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 
 import pytest
 
 from skerry.client.sync.client import Client
 from skerry.client.sync.environment import Environment
+from skerry.errors import IsolationUnavailable
 from tests import support
 from tests.integration.daemon import started
 from tests.integration.internet import internet
@@ -80,6 +82,25 @@ def test_it_outlives_the_daemon(user: support.Nobody | None) -> None:
             assert fetch(first, "http://www.example.com/") == "hello"
             assert fetch(first, "http://example.com/").startswith("failed:")
         assert set(outside.arrived) == {(PUBLIC, 80), (OTHER, 80)}
+
+
+@pytest.mark.parametrize("user", ["rootless"], indirect=True)
+@contained
+def test_no_other_network_than_its_own_is_entered(user: support.Nobody) -> None:
+    """The guest hands over what it has; without the number that was noted, it is not believed."""
+    with world(user) as (_, daemon, client):
+        env = Environment(client=client, allow=["example.com"]).create()
+        facts = user.home / "instances" / env.id / "facts"
+        noted = json.loads(os.readlink(facts))
+        daemon.kill()
+        facts.unlink()
+        facts.symlink_to(json.dumps({**noted, "network": [noted["network"][0], noted["network"][1] + 1]}))
+        with started(user.home, user=user), Client(str(user.home)) as after:
+            again = Environment.get(env.id, after)
+            assert again.network.show()["network"] == "none"
+            assert fetch(again, "http://example.com/").startswith("failed:")
+            with pytest.raises(IsolationUnavailable, match="did not hand it over"):
+                again.network.allow("example.com")
 
 
 @pytest.mark.requirement("R33")

@@ -81,6 +81,7 @@ def seen_inside(daemon: Daemon, environment: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.requirement("R77", "F8")
 def test_what_comes_from_a_pool_is_what_a_cold_start_gives() -> None:
     with pooled((), "") as daemon:
         cold = seen_inside(daemon, daemon.create(**ASKED))
@@ -115,6 +116,7 @@ def test_another_kind_is_not_served_by_it(options: tuple[str, ...]) -> None:
         assert (after["hits"], after["misses"], after["available"]) == (0, 0, before["available"])
 
 
+@pytest.mark.requirement("R77")
 def test_50_callers_at_once(options: tuple[str, ...]) -> None:
     """Nobody gets what another had, it is clean, no more are made than allowed, and the numbers add up."""
     most: list[int] = []
@@ -200,6 +202,7 @@ def test_a_killed_daemon_leaves_nothing_of_its_pools(options: tuple[str, ...]) -
             pass
 
 
+@pytest.mark.requirement("R80", "R81")
 def test_shrink_and_health(options: tuple[str, ...]) -> None:
     with pooled(options, '[default]\nmaximum = 6\n[other]\nimage = "missing"\n') as daemon:
         assert stats(daemon)["minimum"] == 0

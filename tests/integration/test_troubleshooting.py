@@ -21,7 +21,7 @@ def client() -> Iterator[skerry.Client]:
 
 @pytest.fixture(scope="module")
 def env(client: skerry.Client) -> Iterator[skerry.Environment]:
-    with skerry.Environment(memory="64m", disk="16m", pids=20, client=client) as env:
+    with skerry.Environment(memory="64m", disk="16m", client=client) as env:
         yield env
 
 
@@ -29,7 +29,6 @@ def env(client: skerry.Client) -> Iterator[skerry.Environment]:
     ("command", "words"),
     [
         ("head -c 32m /dev/zero > full; rm full", "No space left on device"),
-        ("for i in $(seq 40); do sleep 5 & done", "Resource temporarily unavailable"),
         ("touch /usr/file", "Read-only file system"),
         ("python3 -c 'import socket; socket.getaddrinfo(\"example.com\", 80)'", "failure in name resolution"),
     ],
@@ -37,6 +36,14 @@ def env(client: skerry.Client) -> Iterator[skerry.Environment]:
 @pytest.mark.requirement("R91", "R115")
 def test_words_of_commands(command: str, words: str, env: skerry.Environment) -> None:
     assert words in env.execute(command, shell="words").stderr
+    assert words in PAGE
+
+
+def test_words_of_too_many_processes(client: skerry.Client) -> None:
+    with skerry.Environment(pids=20, client=client) as env:
+        words = "Resource temporarily unavailable"
+        forks = "import os, signal\nfor _ in range(40):\n    if os.fork() == 0: signal.pause()"
+        assert words in env.run(["python3", "-c", forks]).stderr
     assert words in PAGE
 
 

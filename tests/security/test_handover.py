@@ -163,10 +163,10 @@ def test_a_guest_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monkey
     assert refused(tmp_path, script)
 
 
-def test_a_descriptor_that_does_not_want_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_descriptor_that_does_not_want_to_end(tmp_path: Path) -> None:
     """Whoever closes a socket that lingers, with bytes that nobody reads, waits for as long as its sender said."""
-    monkeypatch.setattr(handover, "HANDSHAKE_SECONDS", 0.1)
     peers: list[socket.socket] = []
+    sent = threading.Event()
 
     def script(stream: socket.socket, its: int, another: int) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -180,16 +180,16 @@ def test_a_descriptor_that_does_not_want_to_end(tmp_path: Path, monkeypatch: pyt
         socket.send_fds(stream, [HELLO], [lingering.fileno()])
         lingering.close()
         stream.sendall(RESULT)
+        sent.set()
 
     async def ask() -> None:
         with playing(tmp_path, script) as (directory, noted):
-            assert await handed_over(directory, noted) is None
+            asking = asyncio.create_task(handed_over(directory, noted))
+            await asyncio.to_thread(sent.wait)
+            peers[0].close()  # to which the loop would not come if it waited itself
+            assert await asking is None
 
-    threads = set(threading.enumerate())
     asyncio.run(ask())
-    (waits,) = set(threading.enumerate()) - threads
-    peers[0].close()
-    waits.join()
 
 
 def test_other_streams_take_no_descriptors(tmp_path: Path) -> None:

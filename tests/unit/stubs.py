@@ -248,6 +248,9 @@ class StubBackend:
         self.fault("started", spec.environment_id)
         return Instance(spec.environment_id, "memory", "/workspace")
 
+    def gate(self, environment_id: str, name: str) -> str:
+        raise NotImplementedError
+
     def fixed(self, policy: Policy) -> tuple[object, ...]:
         return ()
 

@@ -22,6 +22,8 @@ GOOD_TIMES = {
     "run": summary(0.002),
     "execute": summary(0.002),
     "cli": summary(0.080),
+    "bare_go": summary(0.101),
+    "code_go": summary(0.300),
 }
 GOOD_RESULTS: dict[str, Any] = {"idle_bytes": 1023 * 1024, "many": {"alive": 500}}
 
@@ -35,14 +37,15 @@ def test_promises_that_are_just_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "seconds"), [("fresh", 0.0101), ("run", 0.00201), ("execute", 0.00201), ("cli", 0.0801)]
+    ("key", "seconds"),
+    [("fresh", 0.0101), ("run", 0.00201), ("execute", 0.00201), ("cli", 0.0801), ("code_go", 0.31)],
 )
 def test_a_little_slower_misses_one(key: str, seconds: float) -> None:
     assert len(missed(GOOD_RESULTS, {**GOOD_TIMES, key: summary(seconds)})) == 1
 
 
 def test_what_was_not_measured_is_not_kept() -> None:
-    assert len(missed({}, {})) == 6
+    assert len(missed({}, {})) == 7
     assert len(missed({"idle_bytes": None, "many": None}, GOOD_TIMES)) == 2
 
 

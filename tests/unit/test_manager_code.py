@@ -200,11 +200,15 @@ class Full(StubRecords):
 
     def __init__(self) -> None:
         self.room = 1
+        self.made: set[str] = set()
+        self.refused = asyncio.Event()
 
     def created(self, environment: Environment, intent: Entry) -> asyncio.Future[str | None]:
         if self.room == 0:
+            self.refused.set()
             raise QuotaExceeded("full")
         self.room -= 1
+        self.made.add(environment.id)
         return super().created(environment, intent)
 
 
@@ -213,20 +217,28 @@ async def test_room_that_a_program_before_still_takes_is_waited_for(tmp_path: Pa
     records = Full()
     world = World(tmp_path, records)
     stop = world.backend.stop
+    slowly = False
 
     async def freeing(environment_id: str) -> None:
-        records.room += environment_id in world.backend.living
+        mine = environment_id in records.made
+        if slowly and mine:
+            await records.refused.wait()
+            for _ in range(100):
+                await asyncio.sleep(0)
         await stop(environment_id)
+        records.room += mine
 
     world.backend.stop = freeing  # type: ignore[method-assign]
-    for number in (1, 2, 3):
-        running = asyncio.create_task(world.run())
-        (await world.begun(number)).end()
-        assert (await running)[0] is Outcome.COMPLETED
-    held = asyncio.create_task(world.run())
-    process = await world.begun(4)
-    with pytest.raises(QuotaExceeded):
+    first = asyncio.create_task(world.run())
+    process = await world.begun(1)
+    slowly = True
+    process.end()
+    await first
+    second = asyncio.create_task(world.run())
+    process = await world.begun(2)
+    assert records.refused.is_set()
+    with pytest.raises(QuotaExceeded):  # that one runs
         await world.run()
     process.end()
-    await held
+    await second
     await world.code.close()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
+from skerry.backends.instances import InstanceDirectory
 from skerry.errors import InvalidRequest, PathOutside
 from skerry.languages import Language, Languages
 from skerry.manager.programs import Program
@@ -90,3 +95,32 @@ def test_content_that_is_no_text(python: Language) -> None:
         Program("python", "\ud800").tree(python)
     with pytest.raises(InvalidRequest, match="the file 'x' is not valid text"):
         Program("python", "", files={"x": "\ud800"}).tree(python)
+
+
+NAMES = st.text(st.sampled_from("ab./\\\0\n é\udcff\ud800%") | st.characters(), max_size=12)
+
+
+@hypothesis.given(
+    st.dictionaries(NAMES | st.sampled_from(["main.py", "main.py/x", "..", "a/../b"]), st.text())
+)
+def test_whatever_the_paths_are_nothing_leaves_the_directory(files: dict[str, str]) -> None:
+    """Either they are refused before anything is done, or exactly they are there."""
+    with tempfile.TemporaryDirectory(prefix="skerry-test-") as folder:
+        python = Languages(folder).get("python")
+        try:
+            tree = Program("python", "code", files=files).tree(python)
+        except InvalidRequest:
+            return
+        place = InstanceDirectory(folder, "instance")
+        place.make()
+        workspace = place.place("workspace", 0o755)
+        place.deliver(tree)
+        found = {
+            os.path.relpath(os.path.join(parent, name), workspace)
+            for parent, _, names in os.walk(workspace)
+            for name in names
+        }
+        assert found == set(tree)
+        assert tree["main.py"] == b"code"
+        assert len(tree) == len(files) + 1
+        assert (os.listdir(folder), os.listdir(place.path)) == (["instance"], ["workspace"])

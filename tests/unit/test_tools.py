@@ -30,7 +30,7 @@ JUNK = st.recursive(
     ),
     max_leaves=12,
 )
-WORDS = ("command", "timeout_seconds", "path", "content")
+WORDS = ("command", "timeout_seconds", "path", "content", "language", "code", "files", "timeout")
 ARGUMENTS = JUNK | st.dictionaries(st.sampled_from(WORDS), JUNK, max_size=3)
 
 

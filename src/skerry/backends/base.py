@@ -127,6 +127,10 @@ class Backend(Protocol):
         """
         ...
 
+    def gate(self, environment_id: str, name: str) -> str:
+        """A pipe in the place of a file that `deliver` will bring: its path for us. Raises DiskFull, LaunchFailed."""
+        ...
+
     async def deliver(self, environment_id: str, files: Mapping[str, bytes]) -> None:
         """Put files into the workspace of an instance that was started for a `program`; before anything runs in it.
 

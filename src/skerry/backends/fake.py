@@ -97,6 +97,9 @@ class FakeBackend:
             "this backend has no network of its own", hint="ask for isolation 'namespace'"
         )
 
+    def gate(self, environment_id: str, name: str) -> str:
+        return InstanceDirectory(self._instances, environment_id).gate(name)
+
     async def deliver(self, environment_id: str, files: Mapping[str, bytes]) -> None:
         InstanceDirectory(self._instances, environment_id).deliver(files)
 

@@ -53,7 +53,7 @@ async def handed_over(directory: InstanceDirectory, noted: list[int] | None) -> 
     # A socket that lingers holds up whoever closes it, for as long as its sender wished: nobody waits for this thread.
     threading.Thread(target=work, daemon=True).start()
     try:
-        async with asyncio.timeout(2 * HANDSHAKE_SECONDS):
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
             return await answer
     except TimeoutError:
         return None
@@ -65,9 +65,9 @@ def _ask(sock: socket.socket, noted: list[int] | None) -> int | None:
     heard = b""
     try:
         with sock:
-            sock.settimeout(HANDSHAKE_SECONDS)
             sock.sendall(_QUESTION)
             while len(heard) < len(_ANSWER):
+                sock.settimeout(max(0.0, deadline - time.monotonic()))
                 # With room for one descriptor: the kernel drops what else comes with it.
                 data, ancillary, _, _ = sock.recvmsg(
                     len(_ANSWER) - len(heard), socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC
@@ -76,7 +76,7 @@ def _ask(sock: socket.socket, noted: list[int] | None) -> int | None:
                     struct.unpack("=i", fd)[0] for _, kind, fd in ancillary if kind == socket.SCM_RIGHTS
                 ]
                 heard += data
-                if not data or time.monotonic() > deadline:
+                if not data:
                     return None
         if heard == _ANSWER and len(found) == 1 and identity(found[0]) == noted:
             return found.pop()

@@ -37,6 +37,9 @@ from skerry.images.store import Image
 from skerry.models import Enforcement, Usage
 from skerry.policy import Limits, Policy
 
+ASKED_AT_ONCE = 32
+"""Guests, for their network: each takes a thread."""
+
 Rows = list[Enforcement]
 Descriptors = list[int]
 Paths = list[str]
@@ -76,6 +79,7 @@ class NamespaceBackend:
             self._volumes.want(Limits().disk, Limits().inodes)
         self._host_roots = HostRoots(f"{home}/host")
         self._filters: dict[str, int] = {}
+        self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
         self._live: dict[str, _Live] = {}
         self._facts: dict[str, _Facts] = {}
         os.makedirs(self._instances, mode=0o700, exist_ok=True)
@@ -179,7 +183,8 @@ class NamespaceBackend:
         self._live[id_] = live = _Live(cgroup, running, record.uid_base)
         self._facts[id_] = _Facts(spec.policy, facts["workspace"], facts["shared"])
         if not self._rootful:
-            live.network = await handed_over(directory, facts.get("network"))
+            async with self._asking:
+                live.network = await handed_over(directory, facts.get("network"))
         return Instance(id_, facts["workspace"], "/workspace")
 
     async def connect(self, environment_id: str) -> socket.socket:
@@ -206,6 +211,9 @@ class NamespaceBackend:
             return await asyncio.to_thread(work)
         except OSError as error:
             raise IsolationUnavailable(f"its network cannot be entered: {error.strerror}") from error
+
+    def gate(self, environment_id: str, name: str) -> str:
+        return InstanceDirectory(self._instances, environment_id).gate(name)
 
     async def deliver(self, environment_id: str, files: Mapping[str, bytes]) -> None:
         await asyncio.to_thread(InstanceDirectory(self._instances, environment_id).deliver, files)

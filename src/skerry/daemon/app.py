@@ -32,6 +32,7 @@ from skerry.egress.addresses import Address, Network, Ranges, parse_network
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.host.interfaces import own_addresses
 from skerry.images.store import ImageStore
+from skerry.languages import Languages
 from skerry.manager.code import Code
 from skerry.manager.environments import EnvironmentManager
 from skerry.settings import Home
@@ -104,7 +105,7 @@ async def serve(
         records,
         ranges=ranges,
         preset=partial(presets.preset, home=home),
-        pools=pools.load(home),
+        pools=pools.load(home, Languages(home.path).list()),
     )
     stopping = asyncio.Event()
     gate = Gate(database)

@@ -70,7 +70,7 @@ def _hand_on(found: Found, places: dict[str, str]) -> None:
         text = "\n".join(line.rstrip() for line in lines if not line.lstrip().startswith("#"))
         parted = "\n\n" if file.suffix == ".sources" else "\n"
         entries = [kept for entry in text.split(parted) if (kept := _entry(found, entry))]
-        everybodys = everybodys or any("signed-by" not in entry.lower() for entry in entries)
+        everybodys = everybodys or not all(map(_SIGNED_BY.search, entries))
         found.files.append((f"{FOLDER}/apt/sources/{file.name}", f"{parted.join(entries)}\n".encode()))
     if everybodys:
         trusted = [Path(places.get("TRUSTED", "/dev/null"))]

@@ -17,8 +17,6 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import IPv4Address
@@ -26,38 +24,29 @@ from typing import Any
 
 from skerry.egress import dns
 from skerry.egress.addresses import Address
-from skerry.egress.limits import SURPLUS_MAX, Meter
+from skerry.egress.limits import Meter
 from skerry.egress.names import canonical
 from skerry.egress.relay import Relay
+from skerry.egress.resolver import STANDING_FOR, Resolve, Resolver, Standing
 from skerry.egress.rules import Rules
 from skerry.egress.sniff import WEB, Refused, Screen, looks_like_http, looks_like_tls
 from skerry.errors import SkerryError
 from skerry.policy import Limits
 
-STANDING_FOR = ipaddress.ip_network("198.18.0.0/15")
-NAMES_MAX = 10_000
-ADDRESSES_MAX = 8
-"""Of one name, that are tried."""
 DENIALS_MAX = 100
 TOLD_AT_ONCE, TOLD_PER_SECOND = 100, 1.0
 """Denials that the witness is told of; the others are counted."""
 QUERIES_MAX = 64
-RESOLVING_MAX = 8
-"""Names that are looked up at once for one environment, of the `RESOLVERS` that all share."""
-RESOLVERS = 32
 AT_ONCE = 64
 """Packets or connections that are taken before others have their turn."""
 DIAL_SECONDS = 15.0
 FIRST_WORDS_SECONDS = 30.0
-KEEP_RESOLVED = 30.0
 REASON_SECONDS = 2.0
 PACKET = 4096
 _ORIGINAL_DESTINATION = 80
 _RESET = struct.pack("ii", 1, 0)
 _ACCESS_DENIED = bytes((21, 3, 1, 0, 2, 2, 49))
 """TLS: a fatal alert."""
-
-Resolve = Callable[[str], Awaitable[list[Address]]]
 
 
 @dataclass(slots=True)
@@ -134,12 +123,8 @@ class Proxy:
         self._witness = witness
         self._tell = float(TOLD_AT_ONCE)
         self._told_at = time.monotonic()
-        self._resolve = resolve
-        self._resolving = asyncio.Semaphore(RESOLVING_MAX)
-        self._names: dict[IPv4Address, str] = {}
-        self._standing: dict[str, IPv4Address] = {}
-        self._resolved: dict[str, tuple[float, list[Address]]] = {}
-        self._looking: dict[str, asyncio.Task[list[Address]]] = {}
+        self._resolver = Resolver(resolve)
+        self._standing = Standing()
         self._queries: set[asyncio.Task[None]] = set()
         self._closed = False
         self._loop = asyncio.get_running_loop()
@@ -171,11 +156,11 @@ class Proxy:
                 self._loop.remove_reader(one)
                 one.close()
         connections = (each.task for each in self.connections | self._surplus if each.task is not None)
-        tasks: list[asyncio.Task[None] | asyncio.Task[list[Address]]]
-        tasks = [*self._queries, *self._looking.values(), *connections]
+        tasks = [*self._queries, *connections]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._resolver.close()
 
     def _why_not(self, connection: Connection) -> str:
         name = canonical(connection.host)
@@ -217,47 +202,13 @@ class Proxy:
             return dns.NO_SUCH_NAME, None, _words(reason, name)
         try:
             # With no traffic left nobody is asked; it is told when it connects, which most programs show.
-            if not self._meter.spent() and not await self._addresses(name):
+            if not self._meter.spent() and not await self._resolver.addresses(name):
                 return dns.NO_SUCH_NAME, None, ""
         except OSError:
             return dns.SERVER_FAILURE, None, ""
         if question.kind != dns.A:
             return dns.NO_ERROR, None, ""
-        return dns.NO_ERROR, self._stand_for(name), ""
-
-    def _stand_for(self, name: str) -> IPv4Address:
-        found = self._standing.pop(name, None)
-        if found is None:
-            if len(self._standing) >= NAMES_MAX:
-                oldest = next(iter(self._standing))
-                found = self._standing.pop(oldest)
-            else:
-                found = IPv4Address(int(STANDING_FOR.network_address) + 2 + len(self._standing))
-            self._names[found] = name
-        self._standing[name] = found  # the one that was asked for last is the last to go
-        return found
-
-    async def _addresses(self, name: str) -> list[Address]:
-        """Raises OSError."""
-        until, found = self._resolved.get(name, (0.0, []))
-        if time.monotonic() < until:
-            return found
-        task = self._looking.get(name)
-        if task is None:
-            task = self._looking[name] = self._loop.create_task(self._find_addresses(name))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(task)
-
-    async def _find_addresses(self, name: str) -> list[Address]:
-        try:
-            async with self._resolving:
-                found = (await self._resolve(name))[:ADDRESSES_MAX]
-        finally:
-            del self._looking[name]
-        if len(self._resolved) >= NAMES_MAX:
-            self._resolved.clear()
-        self._resolved[name] = time.monotonic() + KEEP_RESOLVED, found
-        return found
+        return dns.NO_ERROR, self._standing.address(name), ""
 
     # ---- connections ----
 
@@ -279,10 +230,10 @@ class Proxy:
             except OSError:  # it has left again
                 client.close()
                 continue
-            name = self._names.get(address) if isinstance(address, IPv4Address) else None
+            name = self._standing.name(address)
             connection = Connection(name or str(address), port, None if name else address)
             full = self._meter.enter(len(self.connections))
-            if full and len(self._surplus) >= SURPLUS_MAX:
+            if full and not self._meter.enter_surplus(len(self._surplus)):
                 self._deny(connection.host, port, full)
                 _close(client, reset=True)
                 continue
@@ -321,10 +272,9 @@ class Proxy:
     def _ended(self, client: socket.socket, connection: Connection, _: asyncio.Task[None]) -> None:
         # What was broken off must not look as if it had come to its end.
         _close(client, reset=connection.verdict.startswith(("cut", "failed")))
-        if connection in self.connections:
-            self.connections.discard(connection)
-            self._meter.leave()
+        self.connections.discard(connection)
         self._surplus.discard(connection)
+        self._meter.leave()
         if connection.opened:
             self._witness.closed(connection)
 
@@ -334,7 +284,7 @@ class Proxy:
             raise _Denied(reason)
         if connection.address is None:
             assert name is not None
-            addresses = await self._addresses(name)
+            addresses = await self._resolver.addresses(name)
         elif connection.address in STANDING_FOR:
             raise _Denied("nothing stands for this address")
         else:
@@ -351,7 +301,8 @@ class Proxy:
         connection.opened = True
         server = await self._dial(addresses, connection)
         try:
-            await Relay(client, server, screen, partial(self._count, connection)).run(first)
+            count = partial(self._count, connection)
+            await Relay(client, server, screen, count, self._meter.piece).run(first)
         except BaseException:
             _close(server, reset=True)
             raise
@@ -497,25 +448,3 @@ def _destination(client: socket.socket) -> tuple[Address, int]:
         return IPv4Address(raw[4:8]), int(struct.unpack(">H", raw[2:4])[0])
     raw = client.getsockopt(socket.IPPROTO_IPV6, _ORIGINAL_DESTINATION, 28)
     return ipaddress.IPv6Address(raw[8:24]), int(struct.unpack(">H", raw[2:4])[0])
-
-
-_resolvers = ThreadPoolExecutor(RESOLVERS, "skerry-resolve")
-"""Not the loop's own threads: a slow name would hold up everybody else who needs one."""
-
-
-async def resolve(name: str) -> list[Address]:
-    """By the daemon's own resolver. Raises OSError; an empty list when there is no such name."""
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.run_in_executor(_resolvers, _look_up, name)
-    except socket.gaierror as error:
-        if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", -5)):
-            return []
-        raise
-    return [ipaddress.ip_address(text) for text in found]
-
-
-def _look_up(name: str) -> list[str]:
-    """For a thread: an answer can have thousands of addresses. Raises OSError."""
-    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(place[0]).partition("%")[0] for *_, place in found))[:ADDRESSES_MAX]

@@ -158,7 +158,8 @@ class GuestProcess:
         """What comes before the answer to an attach is meant for somebody else."""
         loop = channel.loop
         self._started: asyncio.Future[None] = loop.create_future()
-        self._exit: asyncio.Future[Exit] = loop.create_future()
+        self.exit: asyncio.Future[Exit] = loop.create_future()
+        """How it ended, once it has."""
         self._killed: asyncio.Future[None] | None = None
         self._output: deque[tuple[int, bytes | bytearray]] = deque()
         self._credit = {1: WINDOW, 2: WINDOW} | ({REPLIES: WINDOW} if replies else {})
@@ -169,7 +170,7 @@ class GuestProcess:
         self._stdin_credit = STDIN_WINDOW
         self._stdin_waiter: asyncio.Future[None] | None = None
         self._stdin_turn = asyncio.Lock()
-        for future in (self._started, self._exit):
+        for future in (self._started, self.exit):
             future.add_done_callback(_retrieve)
 
     async def output(self) -> AsyncIterator[tuple[int, bytes]]:
@@ -179,9 +180,9 @@ class GuestProcess:
                 stream, data = self._output.popleft()
                 yield stream, bytes(data)
                 self._taken[stream] += len(data)
-                if self._taken[stream] >= WINDOW // 4 and not self._exit.done():
+                if self._taken[stream] >= WINDOW // 4 and not self.exit.done():
                     self._grant(stream)
-            if self._exit.done():
+            if self.exit.done():
                 return
             self._waiter = self._channel.loop.create_future()
             try:
@@ -196,14 +197,14 @@ class GuestProcess:
 
     async def wait(self) -> Exit:
         """How it ended. Raises GuestFailed when the guest went away first."""
-        return await asyncio.shield(self._exit)
+        return await asyncio.shield(self.exit)
 
     async def write(self, data: bytes) -> None:
         """Send input; waits while the program does not take it. Input after its end is dropped."""
         view = memoryview(data)
         async with self._stdin_turn:
-            while view and not self._exit.done():
-                while self._stdin_credit <= 0 and not self._exit.done():
+            while view and not self.exit.done():
+                while self._stdin_credit <= 0 and not self.exit.done():
                     self._stdin_waiter = self._channel.loop.create_future()
                     await self._stdin_waiter
                 piece = view[: min(self._stdin_credit, STDIN_WINDOW)]
@@ -214,7 +215,7 @@ class GuestProcess:
     async def close_stdin(self) -> None:
         """Its end, after all that is being written."""
         async with self._stdin_turn:
-            if not self._exit.done():
+            if not self.exit.done():
                 self._channel.send(Type.STDIN, self.id)
 
     def signal(self, number: int) -> None:
@@ -275,7 +276,7 @@ class GuestProcess:
             raise ProtocolError("EXIT with an impossible code")
         _resolve(self._started, None)
         end = Exit(code, signal or None, out, err, (user + system) / 1e6, rss * 1024)
-        first = _resolve(self._exit, end)
+        first = _resolve(self.exit, end)
         self._wake()
         return first
 
@@ -286,7 +287,7 @@ class GuestProcess:
         self._credit[stream] -= size
         if self._credit[stream] < 0:
             raise ProtocolError("more output than was granted")
-        if not size or self._exit.done():
+        if not size or self.exit.done():
             return False
         last = self._output[-1] if self._output else (0, b"")
         if last[0] == stream and isinstance(last[1], bytearray) and len(last[1]) < SMALL:
@@ -298,7 +299,7 @@ class GuestProcess:
         return True
 
     def fail(self, error: SkerryError) -> None:
-        for future in (self._started, self._exit, self._killed):
+        for future in (self._started, self.exit, self._killed):
             if future is not None and not future.done():
                 future.set_exception(error)
         self._wake()
@@ -317,12 +318,12 @@ class GuestProcess:
 
     @property
     def exited(self) -> bool:
-        return self._exit.done()
+        return self.exit.done()
 
     @property
     def settled(self) -> bool:
         """Nothing more is expected from the guest about it."""
-        return self._exit.done() and (self._killed is None or self._killed.done())
+        return self.exit.done() and (self._killed is None or self._killed.done())
 
 
 class Channel(asyncio.Protocol):

@@ -39,6 +39,13 @@ class Language:
     aliases: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict, hash=False)
     cache: Cache | None = None
+    warm: bool = False
+    warm_unless: str = ""
+
+    def needs_file(self, source: bytes) -> bool:
+        """Whether a program cannot be read from a pipe."""
+        beginning = source[:4096].decode("utf-8", "replace").splitlines()[:2]
+        return bool(self.warm_unless) and any(re.search(self.warm_unless, line) for line in beginning)
 
     def variables(self, cpus: float) -> dict[str, str]:
         """Its variables, for a program that may use so many cores."""
@@ -133,6 +140,8 @@ _KINDS = {
     "aliases": "a list of texts",
     "env": "a table of texts",
     "cache": "a table with variable, command and perhaps clock",
+    "warm": "true or false",
+    "warm_unless": "a text",
 }
 
 
@@ -147,6 +156,7 @@ def _language(name: str, table: dict[str, Any], path: str) -> Language:
         right = {
             "a text": isinstance(value, str),
             "a list of texts": isinstance(value, list) and all(isinstance(text, str) for text in value),
+            "true or false": isinstance(value, bool),
             "a table of texts": isinstance(value, dict)
             and all(isinstance(text, str) for text in value.values()),
         }
@@ -172,6 +182,10 @@ def _language(name: str, table: dict[str, Any], path: str) -> Language:
     for alias in table.get("aliases", []):
         if not _NAME.fullmatch(alias):
             raise wrong(f"cannot be called {alias!r}")
+    try:
+        re.compile(table.get("warm_unless", ""))
+    except re.error as error:
+        raise wrong(f"warm_unless is not a pattern: {error}") from error
     cache = None
     if "cache" in table:
         said = {"clock": "", **table["cache"]}
@@ -192,4 +206,6 @@ def _language(name: str, table: dict[str, Any], path: str) -> Language:
         aliases=tuple(table.get("aliases", [])),
         env=table.get("env", {}),
         cache=cache,
+        warm=table.get("warm", False),
+        warm_unless=table.get("warm_unless", ""),
     )

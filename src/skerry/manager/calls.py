@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 CODE_MAX = 1 << 20
 INTERRUPT_GRACE = 1.0
 """Seconds that code has to end after an interrupt; then its interpreter is killed."""
+AGAIN_SECONDS = 0.2
+LIST_SECONDS = 10.0
 VALUES_MAX = 32
 VARIABLES_MAX = 500
 TEXT_MAX = 20_000
@@ -97,8 +99,10 @@ class Call:
         self._values: dict[int, Value] = {}
         self._size = 0
         self._raised: Raised | None = None
-        self._begun = self._wanted = False
-        """Whether the interpreter has begun with it, and an interrupt waits for that."""
+        self._begun, self._wanted = True, False
+        """Whether an interrupt would be for this call, and one waits for that."""
+        self.interrupted = False
+        self._again: asyncio.TimerHandle | None = None
         self._crash: tuple[Exit | None, str] | None = None
         self._before = Sample(None, 0)
         self._began = 0.0
@@ -118,7 +122,9 @@ class Call:
                     self._home.reset_peak()
                 self._before = self._home.sample()
                 self._began = time.monotonic()
-                line = json.dumps({**self._request, "token": self._token}).encode() + b"\n"
+                self._begun = not session.interrupted
+                asked = {**self._request, "token": self._token, "interrupted": session.interrupted}
+                line = json.dumps(asked).encode() + b"\n"
                 asking = asyncio.create_task(process.write(line))
                 if self._timeout is not None:
                     self._limit(self._timeout, Outcome.TIMED_OUT, f"interrupted after {self._timeout:.10g} s")
@@ -154,10 +160,13 @@ class Call:
             self._timer = asyncio.get_running_loop().call_later(INTERRUPT_GRACE, self._kill)
 
     def interrupt(self) -> None:
-        """At once, or as soon as the interpreter has begun with it: earlier it would be missed."""
+        """At once; or, behind a call that was interrupted, as soon as the interpreter has begun with this one."""
         self._wanted = not self._begun
         if self._begun:
+            self.interrupted = True
             self._session.signal(signal.SIGINT)
+            if self._session.runner.forgets_interrupts:
+                self._again = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self.interrupt)
 
     def release(self) -> None:
         """Let nobody who does not read its output hold up its end."""
@@ -283,8 +292,9 @@ class Call:
     def _leave(self) -> None:
         Call._held -= self._size
         self._size = 0
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._again):
+            if timer is not None:
+                timer.cancel()
         for tap in self._taps:
             tap.close()
         self._taps.clear()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -18,15 +18,16 @@ import structlog
 from skerry.backends.base import Layer
 from skerry.errors import DaemonUnavailable, QuotaExceeded, SkerryError
 from skerry.failpoints import hit
+from skerry.guest.channel import Channel, GuestProcess, Start
 from skerry.images.store import Image, ImageStore
 from skerry.languages import Language, Languages
 from skerry.manager.caller import Caller
-from skerry.manager.commands import Command
+from skerry.manager.commands import Command, program_command
 from skerry.manager.environment import Environment
 from skerry.manager.environments import EnvironmentManager
 from skerry.manager.execution import Execution
 from skerry.manager.programs import Program
-from skerry.manager.toolchains import SPARE, Toolchains, home
+from skerry.manager.toolchains import SPARE, Toolchains
 from skerry.models import LanguageInfo, Outcome
 
 REMOVING_MAX = 32
@@ -73,14 +74,16 @@ class Code:
         try:
             version = await self._toolchains.version(image, language)
             cache = await self._toolchains.cache(image, language)
-            environment = await self._environment(caller, program, image, () if cache is None else (cache,))
+            layers = () if cache is None else (cache,)
+            environment = await self._environment(caller, program, language, image, layers)
             try:
                 await environment.backend.deliver(environment.id, tree)
                 hit("code.delivered")
                 self._check_open()
                 command = _command(program, language, environment)
                 _, executions = self._manager.running(caller, environment.id)
-                execution = executions.prepare(caller, command)
+                launch = _Launch(environment, language, tree[language.file])
+                execution = executions.prepare(caller, command, launch)
                 self._running.add(execution)
                 try:
                     yield Ready(execution, language.name, version)
@@ -111,9 +114,9 @@ class Code:
             await asyncio.wait((*self._under_way, *self._removing))
 
     async def _environment(
-        self, caller: Caller, program: Program, image: Image, layers: tuple[Layer, ...]
+        self, caller: Caller, program: Program, language: Language, image: Image, layers: tuple[Layer, ...]
     ) -> Environment:
-        """A fresh environment for a program: where a pool of them would stand."""
+        """A fresh environment for a program, from a pool if there is one."""
         while len(self._removing) >= REMOVING_MAX:
             await asyncio.wait(self._removing, return_when=asyncio.FIRST_COMPLETED)
 
@@ -126,6 +129,7 @@ class Code:
                 idle=SPARE,
                 program=True,
                 layers=layers,
+                language=language,
             )
 
         try:
@@ -172,13 +176,33 @@ class Code:
 
 def _command(program: Program, language: Language, environment: Environment) -> Command:
     assert environment.instance is not None
-    variables = {**home(environment), **language.variables(program.policy.limits.cpus)}
+    command = program_command(language, environment.instance, program.policy.limits.cpus)
+    variables = command.env
     if language.cache is not None and environment.layers:
-        variables[language.cache.variable] = f"{environment.instance.run_path}/{environment.layers[0].name}"
-    return Command(
-        argv=[*language.command],
+        place = f"{environment.instance.run_path}/{environment.layers[0].name}"
+        variables = {**variables, language.cache.variable: place}
+    return replace(
+        command,
         env=variables,
         timeout=program.timeout,
         output_limit=program.output_limit,
         stdin=program.stdin is not None,
     )
+
+
+class _Launch:
+    """Starts a program: by the interpreter that waits for it, or by a new one."""
+
+    def __init__(self, environment: Environment, language: Language, source: bytes) -> None:
+        entry = environment.entry
+        self._warm = None if entry is None else entry.warm
+        self._source = source
+        self._possible = not language.needs_file(source)
+
+    async def __call__(self, channel: Channel, start: Start) -> GuestProcess:
+        warm = self._warm
+        if warm is not None and self._possible and warm.fits(start):
+            return await warm.run(self._source, stdin=start.stdin)
+        if warm is not None:
+            await warm.end()
+        return await channel.start(start)

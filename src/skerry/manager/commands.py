@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skerry.egress.presets import install_variables
 from skerry.errors import InvalidRequest
 from skerry.guest.channel import Start
 from skerry.policy import MIB, seconds
+
+if TYPE_CHECKING:
+    from skerry.backends.base import Instance
+    from skerry.languages import Language
 
 OUTPUT_LIMIT = 1 * MIB
 OUTPUT_LIMIT_MAX = 16 * MIB
@@ -136,6 +140,14 @@ class Command:
             pty=self.pty,
             output_limit=self.output_limit,
         )
+
+
+def program_command(language: Language, instance: Instance, cpus: float) -> Command:
+    """What runs a program that lies in the workspace. HOME and TMPDIR are the place that it can write."""
+    places = dict.fromkeys(("HOME", "TMPDIR"), instance.tmp_path)
+    return Command(
+        argv=[*language.command], env={**places, **language.variables(cpus)}, output_limit=OUTPUT_LIMIT
+    )
 
 
 def check_variables(env: dict[str, str]) -> None:

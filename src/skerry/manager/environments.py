@@ -34,6 +34,7 @@ from skerry.errors import (
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel
 from skerry.images.store import ImageStore
+from skerry.languages import Language
 from skerry.manager.audit import CANCELED, Act, Denials
 from skerry.manager.caller import Caller
 from skerry.manager.catalogue import Catalogue
@@ -135,10 +136,11 @@ class EnvironmentManager:
         key: Key | None = None,
         program: bool = False,
         layers: tuple[Layer, ...] = (),
+        language: Language | None = None,
     ) -> Environment:
         """A running environment, or nothing at all. With a key that was used before: the one that it made.
 
-        `program` and `layers` are those of InstanceSpec.
+        `program` and `layers` are those of InstanceSpec; `language` is the one of the program, if that is known.
 
         Raises InvalidRequest, Conflict (the name is taken, or the key was used for something else), ImageNotFound,
         IsolationUnavailable, LaunchFailed, GuestFailed, DiskFull, DaemonUnavailable (it is stopping),
@@ -161,8 +163,9 @@ class EnvironmentManager:
         backend, capabilities = self._registry.pick(policy.isolation)
         now, began = time.time(), time.monotonic()
         pool, entry = None, None
-        if not (program or layers or self._lifecycle.refused(caller.tenant)):
-            pool, entry = self.pools.take(found, policy, backend)
+        of_a_kind = program == (language is not None) and not layers
+        if of_a_kind and not self._lifecycle.refused(caller.tenant):
+            pool, entry = self.pools.take(found, policy, backend, language)
         environment = Environment(
             id=backend.reserve() if entry is None else entry.id,
             tenant=caller.tenant,

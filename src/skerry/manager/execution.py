@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from skerry.backends.base import Sample
 from skerry.errors import Conflict, GuestFailed, InvalidRequest, SkerryError
 from skerry.failpoints import hit
-from skerry.guest.channel import Exit, GuestProcess
+from skerry.guest.channel import Channel, Exit, GuestProcess, Start
 from skerry.ids import new_id
 from skerry.manager.audit import Digest
 from skerry.manager.caller import Caller
@@ -31,10 +32,16 @@ READER_GRACE = 1.0
 EXIT_TIMED_OUT, EXIT_INTERNAL, EXIT_KILLED = 124, 125, 137
 
 
+Launch = Callable[[Channel, Start], Awaitable[GuestProcess]]
+"""How a program is started. Raises what `Channel.start` does."""
+
+
 class Execution:
     """One run of a command: `begin()`, then `finish()`; `stop()` at any time, from anywhere."""
 
-    def __init__(self, home: Executions, caller: Caller, command: Command, kept: Kept) -> None:
+    def __init__(
+        self, home: Executions, caller: Caller, command: Command, kept: Kept, launch: Launch | None = None
+    ) -> None:
         self.id = new_id()
         self.caller = caller
         self.command = command
@@ -44,6 +51,7 @@ class Execution:
         self.ended: asyncio.Future[ExecutionResult] = asyncio.get_running_loop().create_future()
         self._home = home
         self._start = command.start(home.variables, caller.traceparent)
+        self._launch = launch
         self._act = home.act(caller, "execution", {"execution_id": self.id, **command.told})
         self._process: GuestProcess | None = None
         self._line: Line | None = None
@@ -138,7 +146,10 @@ class Execution:
             self._before = home.sample()
             self._began = time.monotonic()
             self._start.keep = self.lasting
-            self._process = await home.channel.start(self._start)
+            if self._launch is None:
+                self._process = await home.channel.start(self._start)
+            else:
+                self._process = await self._launch(home.channel, self._start)
             hit("execute.started")
         except BaseException as error:
             if isinstance(error, GuestFailed) and self._cause is not None:

@@ -15,7 +15,7 @@ from skerry.guest.channel import Channel
 from skerry.manager.audit import Act, Subject
 from skerry.manager.caller import Caller
 from skerry.manager.commands import OUTPUT_LIMIT, Command
-from skerry.manager.execution import READER_GRACE, Execution
+from skerry.manager.execution import READER_GRACE, Execution, Launch
 from skerry.manager.line import Line
 from skerry.manager.output import Head, Kept, Log, Recent
 from skerry.manager.records import Records
@@ -71,10 +71,10 @@ class Executions:
         """Something that is done here, for the audit."""
         return Act(self._records, caller, action, self._subject, detail, begun=begun)
 
-    def prepare(self, caller: Caller, command: Command) -> Execution:
+    def prepare(self, caller: Caller, command: Command, launch: Launch | None = None) -> Execution:
         """One to `run()`; its result holds the first `output_limit` bytes of each stream. Raises Busy."""
         limit = OUTPUT_LIMIT if command.output_limit is None else command.output_limit
-        return self._admit(caller, command, Head(limit), large=2 * max(0, limit - OUTPUT_LIMIT))
+        return self._admit(caller, command, Head(limit), 2 * max(0, limit - OUTPUT_LIMIT), launch)
 
     async def start(self, caller: Caller, command: Command) -> Execution:
         """Start in the background; recent output is kept, and the next daemon takes it over should this one end.
@@ -211,7 +211,9 @@ class Executions:
                 task.cancel()
         self.log.close()
 
-    def _admit(self, caller: Caller, command: Command, kept: Kept, large: int = 0) -> Execution:
+    def _admit(
+        self, caller: Caller, command: Command, kept: Kept, large: int = 0, launch: Launch | None = None
+    ) -> Execution:
         if len(self.running) >= RUNNING_MAX:
             raise Busy(
                 f"{RUNNING_MAX} executions are running in this environment", hint="wait for some to end"
@@ -220,7 +222,7 @@ class Executions:
             raise Busy(
                 "too many executions ask for a large output", hint="wait, or lower output_limit, or stream it"
             )
-        execution = Execution(self, caller, command, kept)
+        execution = Execution(self, caller, command, kept, launch)
         execution.large = large
         Executions._large += large
         self.running[execution.id] = execution

@@ -99,7 +99,11 @@ class Lifecycle:
             environment.layers,
         )
         # Before its row can be there: the next daemon takes over what has a row.
-        channel = await self._from_pool(environment.entry, spec) if environment.entry is not None else None
+        channel = None
+        if environment.entry is not None:
+            channel = await self._from_pool(environment.entry, spec)
+            if channel is None:
+                environment.entry = None
         written = asyncio.create_task(self._write_down(environment, act))  # as soon as this one has to wait
         if environment.key is not None or self.refused(environment.tenant):
             await written  # nothing is made for a request that was made before
@@ -107,14 +111,13 @@ class Lifecycle:
                 return
         try:
             async with asyncio.timeout(START_TIMEOUT):
-                if channel is None:
+                if environment.entry is not None and channel is not None:
+                    environment.instance = environment.entry.instance
+                else:
                     environment.instance = await environment.backend.start(spec)
                     hit("create.started")
                     channel = await self._open_channel(await environment.backend.connect(environment.id))
                     hit("create.connected")
-                else:
-                    assert environment.entry is not None
-                    environment.instance = environment.entry.instance
                 if environment.policy.network != "none":
                     await self._networks.open(environment, channel)
         except TimeoutError as error:
@@ -151,6 +154,8 @@ class Lifecycle:
             entry.backend.settle(entry.id, spec.policy)
         except SkerryError as error:
             log.warning("not from its pool", environment=entry.id, error=str(error))
+            if entry.warm is not None:
+                entry.warm.close()
             await entry.channel.close()
             await entry.backend.stop(entry.id)
             return None
@@ -235,6 +240,8 @@ class Lifecycle:
             finally:
                 if environment.network is not None:
                     await environment.network.close()
+                if environment.entry is not None and environment.entry.warm is not None:
+                    environment.entry.warm.close()
                 hit("delete.executions")
                 with contextlib.suppress(SkerryError):
                     environment.used = await environment.backend.usage(environment.id)

@@ -14,7 +14,8 @@ from skerry.egress import presets
 from skerry.egress.addresses import Ranges
 from skerry.egress.limits import Meter
 from skerry.egress.presets import Preset
-from skerry.egress.proxy import Connection, Denial, Proxy, Witness, resolve
+from skerry.egress.proxy import Connection, Denial, Proxy, Witness
+from skerry.egress.resolver import resolve
 from skerry.egress.rules import Rules
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.guest.channel import WRITE_MAX
@@ -77,14 +78,16 @@ def _checked(text: str) -> str:
 class Network:
     """Made when an environment first gets a network; it stays until the environment ends."""
 
-    def __init__(self, records: Records, environment: Environment, sockets: Sockets, rules: Rules) -> None:
+    def __init__(
+        self, records: Records, environment: Environment, sockets: Sockets, rules: Rules, limits: Limits
+    ) -> None:
         def note_traffic() -> None:
             if environment.state is State.RUNNING:
                 note(records.changed(environment, State.RUNNING))
 
         caller = Caller(tenant=environment.tenant, peer="environment")
         witness = _Audited(records, caller, environment.subject)
-        meter = Meter(environment.policy.limits, environment.traffic, note=note_traffic)
+        meter = Meter(limits, environment.traffic, note=note_traffic)
         self._proxy = Proxy(rules, sockets.tcp, sockets.udp, witness, resolve, meter)
 
     @property
@@ -157,10 +160,16 @@ class Networks:
 
     async def open(self, environment: Environment, channel: Channel) -> None:
         """As its policy says, which is not `none`. Raises InvalidRequest, PlatformError."""
-        meaning = await self.understand(environment.policy)
+        await self._open(
+            environment, channel, await self.understand(environment.policy), environment.policy.limits
+        )
+
+    async def _open(
+        self, environment: Environment, channel: Channel, meaning: Meaning, limits: Limits
+    ) -> None:
         await self._prepare(environment, channel, meaning)
         sockets = await environment.backend.open_network(environment.id)
-        environment.network = Network(self._records, environment, sockets, meaning.rules)
+        environment.network = Network(self._records, environment, sockets, meaning.rules, limits)
 
     async def reopen(self, environment: Environment, executions: Executions) -> None:
         """As it was before this daemon; or none, which `info` tells."""
@@ -176,7 +185,7 @@ class Networks:
     async def change(
         self, caller: Caller, environment: Environment, executions: Executions, policy: Policy
     ) -> None:
-        """It counts from now on, also for connections that are open.
+        """It counts from now on, also for connections that are open. What fails leaves it as it was.
 
         Raises InvalidRequest, IsolationUnavailable, StoreUnavailable.
         """
@@ -189,19 +198,19 @@ class Networks:
             "traffic": limits.traffic,
         }
         async with executions.act(caller, "network.set", told):
-            before, environment.policy = environment.policy, policy
-            rules = None if environment.network is None else environment.network.rules
-            try:
-                if environment.network is not None:
-                    environment.network.change(meaning.rules, limits)
+            network = environment.network
+            if network is not None:
+                before = network.rules
+                # First of all: nothing that the guest does may put it off.
+                network.change(meaning.rules, limits)
+                try:
                     await self._prepare(environment, executions.channel, meaning)
-                elif policy.network != "none":
-                    await self.open(environment, executions.channel)
-            except BaseException:
-                environment.policy = before
-                if environment.network is not None and rules is not None:
-                    environment.network.change(rules, before.limits)
-                raise
+                except BaseException:
+                    network.change(before, environment.policy.limits)
+                    raise
+            elif policy.network != "none":
+                await self._open(environment, executions.channel, meaning, limits)
+            environment.policy = policy
             executions.variables = environment.base_variables()
             await self._records.changed(environment, State.RUNNING)
 

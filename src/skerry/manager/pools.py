@@ -24,6 +24,9 @@ from skerry.errors import GuestFailed, InvalidRequest, LaunchFailed, NotFound, S
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel, Start
 from skerry.images.store import Image, ImageStore
+from skerry.languages import Language
+from skerry.manager.commands import base_variables, program_command
+from skerry.manager.warm import Warm, warm_up
 from skerry.models import PoolStats
 from skerry.policy import Policy
 
@@ -50,6 +53,10 @@ class Settings:
     """So many are kept ready."""
     maximum: int
     """No more than so many are ready, being made, or in use."""
+    language: Language | None = None
+    """Entries are for one program in this language, whose interpreter waits in them."""
+    after_use: int = 0
+    """So many are kept ready, at least, from its first use on."""
 
 
 @dataclass(eq=False, slots=True)
@@ -61,6 +68,12 @@ class Entry:
     backend: Backend
     instance: Instance
     channel: Channel
+    warm: Warm | None = None
+    """The interpreter that waits in it."""
+
+    @property
+    def usable(self) -> bool:
+        return self.backend.alive(self.id) and (self.warm is None or not self.warm.process.exited)
 
 
 class Pool:
@@ -103,11 +116,12 @@ class Pool:
     def _total(self) -> int:
         return len(self._ready) + len(self._making) + len(self._active)
 
-    def serves(self, image: Image, policy: Policy, backend: Backend) -> bool:
+    def serves(self, image: Image, policy: Policy, backend: Backend, language: Language | None) -> bool:
         """Whether its entries can become such an environment."""
         own = self._settings
         return (
-            self._minimum > 0
+            (self._minimum > 0 or own.after_use > 0)
+            and language == own.language
             and image.name == own.image
             and backend is self._registry.pick(own.policy.isolation)[0]
             and backend.fixed(policy) == backend.fixed(own.policy)
@@ -118,7 +132,7 @@ class Pool:
         found = None
         while found is None and self._ready:
             entry = self._ready.pop(next(iter(self._ready)))
-            if entry.digest == digest and entry.backend.alive(entry.id):
+            if entry.digest == digest and entry.usable:
                 found = entry
             else:
                 self._discard(entry)
@@ -127,6 +141,7 @@ class Pool:
         else:
             self._hits += 1
             self._active.add(found.id)
+        self._minimum = max(self._minimum, self._settings.after_use)
         self.refill(REFILL_AFTER)
         return found
 
@@ -176,7 +191,11 @@ class Pool:
             self._error = ""
             self._making.discard(entry.id)
             self._ready[entry.id] = entry
-            entry.channel.closed.add_done_callback(lambda _: self._died(entry))
+            entry.channel.closed.add_done_callback(lambda closed: self._died(entry, closed.result()))
+            if entry.warm is not None:
+                entry.warm.process.exit.add_done_callback(
+                    lambda _: self._died(entry, "its interpreter ended")
+                )
             return True
 
     async def _make(self) -> Entry:
@@ -191,11 +210,16 @@ class Pool:
         self._making.add(id_)
         try:
             async with asyncio.timeout(START_TIMEOUT):
-                instance = await backend.start(InstanceSpec(id_, image, settings.policy, ORPHAN))
+                program = settings.language is not None
+                spec = InstanceSpec(id_, image, settings.policy, ORPHAN, program)
+                instance = await backend.start(spec)
                 hit("pool.started")
                 channel = await self._open_channel(await backend.connect(id_))
                 await channel.ping()
-            return Entry(id_, image.digest, backend, instance, channel)
+                entry = Entry(id_, image.digest, backend, instance, channel)
+                if settings.language is not None:
+                    entry.warm = await self._warm_up(settings.language, image, entry)
+            return entry
         except BaseException as error:
             try:
                 await backend.stop(id_)
@@ -205,10 +229,15 @@ class Pool:
                 raise LaunchFailed(f"it did not start within {START_TIMEOUT:g} s") from error
             raise
 
-    def _died(self, entry: Entry) -> None:
+    async def _warm_up(self, language: Language, image: Image, entry: Entry) -> Warm:
+        command = program_command(language, entry.instance, self._settings.policy.limits.cpus)
+        start = command.start(base_variables(image.env, entry.instance.workspace_path, {}))
+        return await warm_up(entry.channel, start, entry.backend.gate(entry.id, language.file))
+
+    def _died(self, entry: Entry, why: str) -> None:
         if self._ready.pop(entry.id, None) is not None:
             self._failures += 1
-            self._error = f"an entry died: {entry.channel.closed.result()}"
+            self._error = f"an entry died: {why}"
             log.warning("died", pool=self.name, environment=entry.id)
             self._discard(entry)
             self.refill(PAUSE_MIN)
@@ -219,6 +248,8 @@ class Pool:
         task.add_done_callback(self._discarding.discard)
 
     async def _remove(self, entry: Entry) -> None:
+        if entry.warm is not None:
+            entry.warm.close()
         try:
             await entry.channel.close()
             await entry.backend.stop(entry.id)
@@ -310,10 +341,12 @@ class Pools:
         for pool in self._pools.values():
             pool.refill()
 
-    def take(self, image: Image, policy: Policy, backend: Backend) -> tuple[Pool | None, Entry | None]:
+    def take(
+        self, image: Image, policy: Policy, backend: Backend, language: Language | None
+    ) -> tuple[Pool | None, Entry | None]:
         """The pool for such an environment, if there is one, and an entry of it, if one is ready."""
         for pool in self._pools.values():
-            if pool.serves(image, policy, backend):
+            if pool.serves(image, policy, backend, language):
                 return pool, pool.take(image.digest)
         return None, None
 

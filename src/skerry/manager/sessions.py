@@ -27,10 +27,12 @@ from skerry.guest.channel import REPLIES, Exit, GuestProcess
 from skerry.guest.frames import ProtocolError
 from skerry.guest.replies import Parser
 from skerry.ids import new_id
-from skerry.manager.calls import Call, Code
+from skerry.manager.caller import Caller
+from skerry.manager.calls import LIST_SECONDS, Call, Code
 from skerry.manager.commands import Command
 from skerry.manager.line import Line
 from skerry.manager.output import Entry
+from skerry.manager.shell_sessions import ShellSession
 from skerry.models import Outcome, SessionInfo, Variable
 from skerry.runners import RUNNERS, Runner
 
@@ -41,9 +43,10 @@ SESSIONS_MAX = 16
 START_SECONDS = 30.0
 END_SECONDS = 1.0
 """What an interpreter has to end by itself, when it is closed, before it is killed."""
-LIST_SECONDS = 10.0
 NOT_FOUND = 127
-LANGUAGES = (*RUNNERS,)
+BASH = ShellSession.language
+LANGUAGES = (*RUNNERS, BASH)
+LIMITS_MEMORY = ("python",)
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -56,9 +59,11 @@ class Interpreter:
         self.language = language
         self.line = Line()
         self.current: Call | None = None
+        self.interrupted = False
+        """Whether the last call was: its interrupt may come after its end."""
         self.started_at = time.time()
         self._command = command
-        self._runner: Runner = RUNNERS[language]
+        self.runner: Runner = RUNNERS[language]
         self._process: GuestProcess | None = None
         self._parser = Parser()
         self._over = asyncio.Event()
@@ -80,22 +85,22 @@ class Interpreter:
             message=self._message,
         )
 
-    async def start(self) -> None:
+    async def start(self, caller: Caller) -> None:
         """Returns when the interpreter can be used.
 
         Raises InvalidRequest (there is none in this image, a directory that is not there), LimitReached, GuestFailed.
         """
         start = self._command.start(self.home.variables)
-        start.argv, start.stdin, start.replies = self._runner.argv, True, True
+        start.argv, start.stdin, start.replies = self.runner.argv, True, True
         process = await self.home.channel.start(start)
         self._process, self._parser, self._message, self._killed = process, Parser(), "", ""
-        self._calls, self.started_at = 0, time.time()
+        self._calls, self.started_at, self.interrupted = 0, time.time(), False
         self._over = asyncio.Event()
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.home.spawn(self._pump(process, ready, self._over))
         try:
             async with asyncio.timeout(START_SECONDS):
-                await process.write(self._runner.opening)
+                await process.write(self.runner.opening)
                 await asyncio.shield(ready)
         except TimeoutError as error:
             self.kill("it did not start")
@@ -104,11 +109,15 @@ class Interpreter:
             self.kill("it is not wanted any more")
             raise
 
-    def prepare(self, code: Code) -> Call:
-        """One to `run()`."""
+    def prepare(self, caller: Caller, code: Code) -> Call:
+        """One to `run()`. Raises InvalidRequest."""
+        if code.memory is not None and self.language not in LIMITS_MEMORY:
+            raise InvalidRequest(
+                f"a call in {self.language} has no limit of memory", hint="limit the environment's"
+            )
         return Call(self, code.request, code.timeout)
 
-    async def variables(self) -> list[Variable]:
+    async def variables(self, caller: Caller) -> list[Variable]:
         """What its code has defined. Raises Busy, Conflict (it has crashed, or does not answer)."""
         call = Call(self, {"op": "variables"}, LIST_SECONDS)
         result = await call.run()
@@ -121,12 +130,12 @@ class Interpreter:
         if self.current is not None:
             self.current.interrupt()
 
-    async def restart(self) -> None:
+    async def restart(self, caller: Caller) -> None:
         """Begin anew, without any state. Raises what `start()` does."""
         await self._end("the session was restarted")
-        await self.start()
+        await self.start(caller)
 
-    async def close(self) -> None:
+    async def close(self, caller: Caller) -> None:
         """End it with everything that it started. Code that does not run now has a moment to finish its files."""
         process = self._process
         if process is not None and self.current is None:
@@ -160,7 +169,7 @@ class Interpreter:
         return self._process
 
     def end(self, call: Call) -> None:
-        self.current = None
+        self.current, self.interrupted = None, call.interrupted
 
     # ---- what happens inside ----
 
@@ -215,9 +224,12 @@ class Interpreter:
     def _failure(self, exit: Exit | None, message: str) -> SkerryError:
         if exit is not None and exit.code == NOT_FOUND:
             return InvalidRequest(
-                f"there is no {self._runner.argv[0]} in this environment", hint="use an image that has it"
+                f"there is no {self.runner.argv[0]} in this environment", hint="use an image that has it"
             )
         return GuestFailed(f"the interpreter did not start: {message}")
+
+
+Session = Interpreter | ShellSession
 
 
 class Sessions:
@@ -225,18 +237,19 @@ class Sessions:
 
     def __init__(self, home: Executions) -> None:
         self._home = home
-        self._all: dict[str, Interpreter] = {}
+        self._all: dict[str, Session] = {}
         self._starting = asyncio.Lock()
 
     async def open(
         self,
+        caller: Caller,
         language: str,
         session_id: str = "",
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
-    ) -> Interpreter:
+    ) -> Session:
         """A new session that can be used; or the one that has this id already, as it is.
 
         Raises InvalidRequest, Conflict (the id is that of another language's), LimitReached, GuestFailed.
@@ -260,12 +273,17 @@ class Sessions:
                     f"{SESSIONS_MAX} sessions are open in this environment",
                     hint="close one that is not needed",
                 )
-            session = Interpreter(self._home, session_id or new_id(), language, command)
-            await session.start()
+            id = session_id or new_id()
+            session: Session
+            if language == BASH:
+                session = ShellSession(self._home, id, command)
+            else:
+                session = Interpreter(self._home, id, language, command)
+            await session.start(caller)
             self._all[session.id] = session
             return session
 
-    def find(self, session_id: str) -> Interpreter:
+    def find(self, session_id: str) -> Session:
         """Raises SessionNotFound."""
         found = self._all.get(session_id)
         if found is None:
@@ -275,13 +293,13 @@ class Sessions:
             )
         return found
 
-    def list(self) -> list[Interpreter]:
+    def list(self) -> list[Session]:
         return list(self._all.values())
 
-    async def close(self, session_id: str) -> None:
+    async def close(self, caller: Caller, session_id: str) -> None:
         """Raises SessionNotFound."""
         session = self.find(session_id)
-        await session.close()
+        await session.close(caller)
         self._all.pop(session_id, None)
 
 

@@ -45,7 +45,8 @@ CACHE_LIMITS = UnpackLimits(bytes=2 * GIB, entries=100_000)
 CACHES_KEPT = 8
 SPARE = 60.0
 """Seconds that an environment lives longer than it may be needed, should nobody be left to remove it."""
-ITSELF = Caller(peer="daemon")
+ITSELF = Caller(tenant="skerry", peer="daemon")
+"""A tenant of its own: nobody's quota is used up by what is found out for all."""
 _STAGING = ".staging-"
 
 log = structlog.get_logger(component="code")
@@ -89,7 +90,11 @@ class Toolchains:
         of = [image.digest, language.name, await self.version(image, language), language.cache.command]
         place = self._directory / hashlib.sha256(json.dumps(of).encode()).hexdigest()[:32]
         key = f"cache {place.name}", image.digest, language
-        found: Layer | None = await self._once(key, partial(self._find_cache, image, language, place))
+        find = partial(self._find_cache, image, language, place)
+        found: Layer | None = await self._once(key, find)
+        if found is not None and not place.is_dir():  # somebody wanted the room
+            self._known.pop(key, None)
+            found = await self._once(key, find)
         return found
 
     async def close(self) -> None:

@@ -16,12 +16,27 @@ if own == '': sys.path.insert(0, own)
 scope['Runner'](requests).serve()
 """
 
+# Node cannot copy a descriptor, but it can open it again, and closes what it opened in programs that it starts.
+_NODE = """\
+const fs = require('fs');
+const requests = fs.openSync('/proc/self/fd/0', 'r'), replies = fs.openSync('/proc/self/fd/9', 'w');
+fs.closeSync(9);
+const read = (size) => { const data = Buffer.alloc(size); let at = 0;
+  while (at < size) at += fs.readSync(requests, data, at, size - at); return data; };
+let size = '', digit;
+while ((digit = read(1).toString()) !== '\\n') size += digit;
+const own = { exports: {} };
+require('vm').runInThisContext(`(function (module, require) {${read(Number(size))}\\n})`, '<session>')(own, require);
+own.exports(requests, replies);
+"""
+
 
 class Runner:
     """How an interpreter is started: its arguments, and what it must read before all requests."""
 
-    def __init__(self, file: str, *argv: str) -> None:
+    def __init__(self, file: str, *argv: str, forgets_interrupts: bool = False) -> None:
         self.argv = list(argv)
+        self.forgets_interrupts = forgets_interrupts
         self._file = file
 
     @cached_property
@@ -30,5 +45,9 @@ class Runner:
         return b"%d\n%s" % (len(source), source)
 
 
-RUNNERS = {"python": Runner("python.py", "python3", "-c", _PYTHON)}
+RUNNERS = {
+    "python": Runner("python.py", "python3", "-c", _PYTHON),
+    # Node loses one that comes just as code ends.
+    "nodejs": Runner("node.js", "node", "-e", _NODE, forgets_interrupts=True),
+}
 """By language."""

@@ -92,9 +92,11 @@ class Runner:
 
     def _handle(self, request: dict[str, Any]) -> None:
         self._token, self._values, self._room = request["token"], 0, CALL_MAX
-        self._missed = False
         signal.signal(signal.SIGINT, self._interrupted)
-        self._send({"token": self._token, "begun": True})  # from here on an interrupt is for this call
+        if request["interrupted"]:
+            # An interrupt of the call before may have come after its end: it is not for this one.
+            self._missed = False
+            self._send({"token": self._token, "begun": True})
         if request["op"] == "variables":
             error = self._guarded(self._list)
         else:

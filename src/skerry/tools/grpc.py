@@ -19,7 +19,8 @@ from skerry.errors import (
     from_dict,
 )
 from skerry.models import ExecutionResult, Outcome, Usage
-from skerry.tools.infrastructure import Calls, with_traceback
+from skerry.tools.infrastructure import Calls
+from skerry.tools.python import as_program
 from skerry.v1 import environments_pb2, executions_pb2, network_pb2, sessions_pb2
 from skerry.v1.environments_pb2_grpc import EnvironmentsStub
 from skerry.v1.executions_pb2_grpc import ExecutionsStub
@@ -83,7 +84,7 @@ class _GrpcCalls:
             await self._call(self._sessions.RestartSession, sessions_pb2.RestartSessionRequest(**where))
         call = sessions_pb2.RunCodeRequest(code=code, timeout=timeout, **where)
         answer = await self._call(self._sessions.RunCode, call)
-        return with_traceback(_result(answer), answer.raised.traceback)
+        return as_program(_result(answer), answer.raised.traceback)
 
     async def _call(self, rpc: Any, request: Any) -> Any:
         async with _errors():

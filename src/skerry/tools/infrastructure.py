@@ -9,17 +9,20 @@ The daemon is reached through a door: `HttpDoor` (the unix socket of this machin
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NotRequired, Protocol, TypedDict
+from weakref import WeakValueDictionary
 
 from skerry.client.aio.client import AsyncClient
 from skerry.client.aio.environment import AsyncEnvironment
-from skerry.errors import Conflict, EnvironmentEnded, InvalidRequest, NotFound, PlatformError
-from skerry.models import ExecutionResult, Outcome
+from skerry.errors import Conflict, EnvironmentEnded, InvalidRequest, NotFound
+from skerry.models import ExecutionResult
 from skerry.tools.arguments import check, shown
+from skerry.tools.python import FIND_PACKAGES, INSTALL, SESSION, as_program
 
 RUNTIMES = {"python": "host"}
 """The image for a runtime, by its name as it is asked for (`python:3.10`) or without its version (`python`)."""
@@ -37,18 +40,13 @@ REQUEST: dict[str, Any] = {
     "required": ["sessionId", "runtime", "code"],
 }
 PACKAGES = "python-packages"
-SESSION = "python"
 # By the interpreter of the session itself, whatever its code has made of its `print` and its names.
 _VERSION = '__import__("os").write(1, b"%d.%d.%d" % __import__("sys").version_info[:3])'
-_INSTALL = ("python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--")
-# An interpreter that was started before the first package was installed does not know where packages are.
-_FIND = (
-    '__import__("site").addsitedir(__import__("site").getusersitepackages());'
-    ' __import__("importlib").invalidate_caches()'
-)
 
 
 class ToolExecutionResult(TypedDict):
+    """`error` when it did not succeed, `metadata` when it did."""
+
     success: bool
     output: str | None
     error: NotRequired[str]
@@ -56,11 +54,15 @@ class ToolExecutionResult(TypedDict):
 
 
 class SandboxService(Protocol):
+    """What a plugin knows of `SandboxManager`."""
+
     async def runCode(self, request: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class Infrastructure:
+    """The services that plugins may use, by name."""
+
     services: Mapping[str, Any]
 
     def get_service(self, name: str) -> Any:
@@ -70,11 +72,15 @@ class Infrastructure:
 
 @dataclass(frozen=True)
 class PluginContext:
+    """What a plugin is given at its start."""
+
     infrastructure: Infrastructure
 
 
 @dataclass(frozen=True)
 class AgentContext:
+    """For whom a tool is called."""
+
     session_id: str
     trace_id: str = ""
 
@@ -89,12 +95,14 @@ class Calls(Protocol):
     async def execute(self, name: str, argv: tuple[str, ...], timeout: float) -> ExecutionResult: ...
     async def set_network(self, name: str, network: str, allow: tuple[str, ...]) -> None: ...
     async def run(self, name: str, session: str, code: str, timeout: float) -> ExecutionResult:
-        """In the session of this id, which is made, or made anew after a crash, when it is needed."""
+        """In the session of this id, which is made, or made anew after a crash, when it is needed; see `as_program`."""
 
     def close(self) -> None: ...
 
 
 class Door(Protocol):
+    """A way to a daemon."""
+
     def calls(self, traceparent: str) -> Calls: ...
 
 
@@ -119,6 +127,7 @@ class SandboxManager:
         self._limits = {"memory": memory, "cpus": cpus}
         self._timeout = timeout
         self._install_timeout = install_timeout
+        self._installing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def runCode(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """`exitCode`, `stdout`, `stderr`, `durationMs`, `memoryUsage` in bytes, `traceId`, and the `runtime` that ran.
@@ -145,16 +154,17 @@ class SandboxManager:
         name = "session-" + hashlib.sha256(f"{image}\0{wanted['sessionId']}".encode()).hexdigest()[:24]
         if not await calls.find(name):
             await calls.create(name, image, self._limits)
-        ran = (await self._run(calls, name, _VERSION)).stdout
+        told = (await calls.run(name, SESSION, _VERSION, self._timeout)).stdout
+        ran = told if re.fullmatch(r"\d{1,3}(\.\d{1,3}){2}", told) else "unknown"
         if wanted["strict"] and version and not f"{ran}.".startswith(f"{version}."):
             raise InvalidRequest(f"{wanted['runtime']} is not there; there is {language}:{ran}")
         result = await self._installed(calls, name, tuple(wanted["packages"]))
         if result is None or result.ok:
-            result = await self._run(calls, name, wanted["code"])
+            result = await calls.run(name, SESSION, wanted["code"], self._timeout)
         return {
             "exitCode": result.exit_code,
             "stdout": result.stdout,
-            "stderr": _told(result),
+            "stderr": result.stderr,
             "durationMs": round(result.duration_seconds * 1000, 3),
             "memoryUsage": result.usage.memory_peak_bytes,
             "traceId": wanted["traceId"],
@@ -165,19 +175,14 @@ class SandboxManager:
         """With the registries within reach for as long as this takes."""
         if not packages:
             return None
-        await calls.set_network(name, "allowlist", (PACKAGES,))
-        try:
-            result = await calls.execute(name, (*_INSTALL, *packages), self._install_timeout)
-        finally:
-            await calls.set_network(name, "none", ())
-        _check_ended(result)
+        async with self._installing.setdefault(name, asyncio.Lock()):
+            await calls.set_network(name, "allowlist", (PACKAGES,))
+            try:
+                result = as_program(await calls.execute(name, (*INSTALL, *packages), self._install_timeout))
+            finally:
+                await calls.set_network(name, "none", ())
         if result.ok:
-            await self._run(calls, name, _FIND)
-        return result
-
-    async def _run(self, calls: Calls, name: str, code: str) -> ExecutionResult:
-        result = await calls.run(name, SESSION, code, self._timeout)
-        _check_ended(result)
+            await calls.run(name, SESSION, FIND_PACKAGES, self._timeout)
         return result
 
 
@@ -189,24 +194,6 @@ def traceparent(trace_id: str) -> str:
     if not re.fullmatch(r"(?!0{32})[0-9a-f]{32}", digits):
         digits = hashlib.sha256(trace_id.encode()).hexdigest()[:32]
     return f"00-{digits}-{digits[:15]}1-01"
-
-
-def _check_ended(result: ExecutionResult) -> None:
-    """Raises PlatformError when the end of it says nothing of the code."""
-    if result.outcome == Outcome.INTERNAL:
-        raise PlatformError(result.message or "the execution was lost")
-
-
-def _told(result: ExecutionResult) -> str:
-    """What it wrote to stderr, and why it was ended where it did not end by itself."""
-    if result.outcome in (Outcome.COMPLETED, Outcome.FAILED) or not result.message:
-        return result.stderr
-    return f"{result.stderr}[{result.message}]\n"
-
-
-def with_traceback(result: ExecutionResult, traceback: str) -> ExecutionResult:
-    """As a program tells of an exception: on stderr."""
-    return replace(result, stderr_bytes=result.stderr_bytes + traceback.encode(errors="replace"))
 
 
 class HttpDoor:
@@ -250,7 +237,7 @@ class _HttpCalls:
         if (await one.info()).state == "crashed":
             await one.restart()
         result = await one.run(code, timeout=timeout)
-        return result if result.raised is None else with_traceback(result, result.raised.traceback)
+        return as_program(result, result.raised.traceback if result.raised else "")
 
     async def _environment(self, name: str) -> AsyncEnvironment:
         if self._found is None:

@@ -17,9 +17,12 @@ from typing import Any
 from langchain_core.tools import BaseTool, BaseToolkit, StructuredTool, ToolException
 from pydantic import ConfigDict, PrivateAttr
 
+from skerry.client.aio.environment import AsyncEnvironment
 from skerry.client.sync.environment import Environment
 from skerry.tools import table
+from skerry.tools.aio.dispatch import AsyncDispatcher
 from skerry.tools.aio.sandbox import PYTHON_TIMEOUT, TERMINAL_TIMEOUT, AsyncSandbox
+from skerry.tools.results import ToolResult
 from skerry.tools.sync.dispatch import Dispatcher
 from skerry.tools.sync.sandbox import Sandbox
 
@@ -71,18 +74,24 @@ execute_python_code_in_sandbox, run_terminal_command_in_sandbox = sandbox_tools(
 
 
 class EnvironmentToolkit(BaseToolkit):
-    """The `environment.*` tools, bound to one environment, which is created and deleted by whoever made it.
+    """The tools, bound to one environment, which is created and deleted by whoever made it.
 
-    with skerry.Environment(memory="1g") as env:
-        agent = create_agent(model, EnvironmentToolkit(environment=env).get_tools())
+        with skerry.Environment(memory="1g") as env:
+            agent = create_agent(model, EnvironmentToolkit(environment=env).get_tools())
+
+    With an AsyncEnvironment the tools can be awaited alone (`ainvoke`), and canceling a call kills what it runs; with
+    an Environment that goes on until its time limit.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    environment: Environment
+    environment: Environment | AsyncEnvironment
 
     def get_tools(self) -> list[BaseTool]:
-        dispatcher = Dispatcher(self.environment)
+        if isinstance(self.environment, AsyncEnvironment):
+            dispatcher: Dispatcher | AsyncDispatcher = AsyncDispatcher(self.environment)
+        else:
+            dispatcher = Dispatcher(self.environment)
         return [_EnvironmentTool(tool, dispatcher) for tool in table.TOOLS]
 
 
@@ -90,17 +99,24 @@ class _EnvironmentTool(BaseTool):
     """A tool of the table. What fails becomes a message with the status `error`, never an exception."""
 
     handle_tool_error: bool = True
-    _dispatcher: Dispatcher = PrivateAttr()
+    _dispatcher: Dispatcher | AsyncDispatcher = PrivateAttr()
 
-    def __init__(self, tool: table.Tool, dispatcher: Dispatcher) -> None:
+    def __init__(self, tool: table.Tool, dispatcher: Dispatcher | AsyncDispatcher) -> None:
         super().__init__(name=tool.function_name, description=tool.description, args_schema=tool.parameters)
         self._dispatcher = dispatcher
 
     def _run(self, /, **arguments: Any) -> str:
-        result = self._dispatcher.call(self.name, arguments)
-        if result.is_error:
-            raise ToolException(result.content)
-        return result.content
+        if isinstance(self._dispatcher, AsyncDispatcher):
+            raise ToolException("This tool belongs to an AsyncEnvironment: use ainvoke().")
+        return _content(self._dispatcher.call(self.name, arguments))
 
     async def _arun(self, /, **arguments: Any) -> str:
+        if isinstance(self._dispatcher, AsyncDispatcher):
+            return _content(await self._dispatcher.call(self.name, arguments))
         return await asyncio.to_thread(self._run, **arguments)
+
+
+def _content(result: ToolResult) -> str:
+    if result.is_error:
+        raise ToolException(result.content)
+    return result.content

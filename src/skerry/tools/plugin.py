@@ -7,22 +7,16 @@ from typing import Any
 from skerry.errors import InvalidRequest
 from skerry.tools.arguments import check
 from skerry.tools.infrastructure import AgentContext, PluginContext, SandboxService, ToolExecutionResult
+from skerry.tools.table import PYTHON_EXECUTE
 
 
 class PythonInterpreterTool:
     """`await init(context)` once, then `await execute(agent_context, args)` for every call of the model."""
 
     id = "python-interpreter"
-    name = "python:execute"
-    description = "Executes Python code in a secure sandbox."
-    parameters: dict[str, Any] = {  # noqa: RUF012 (plugin hosts read it from the class as from an instance)
-        "type": "object",
-        "properties": {
-            "code": {"type": "string", "description": "The Python code to execute"},
-            "requirements": {"type": "array", "items": {"type": "string"}},
-        },
-        "required": ["code"],
-    }
+    name = PYTHON_EXECUTE.name
+    description = PYTHON_EXECUTE.description
+    parameters = PYTHON_EXECUTE.parameters
 
     def __init__(self) -> None:
         self._sandbox: SandboxService | None = None

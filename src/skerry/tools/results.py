@@ -20,6 +20,8 @@ class ToolResult:
 
     content: str
     is_error: bool = False
+    images: tuple[tuple[str, str], ...] = ()
+    """Pictures that belong to it: media type and base64."""
 
 
 def bounded(text: str, limit: int = FIELD_MAX, whole: str = "") -> str:

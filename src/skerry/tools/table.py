@@ -105,7 +105,21 @@ EXECUTE_CODE = Tool(
 )
 """Needs no environment: see `skerry.tools.aio.execute_code`."""
 
-TOOLS = (EXECUTE_COMMAND, WRITE_FILE, READ_FILE)
+PYTHON_EXECUTE = Tool(
+    "python:execute",
+    "Executes Python code in a secure sandbox.",
+    {
+        "type": "object",
+        "properties": {
+            "code": {"type": "string", "description": "The Python code to execute"},
+            "requirements": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["code"],
+    },
+)
+"""Also a plugin: see `skerry.tools.plugin`."""
+
+TOOLS = (EXECUTE_COMMAND, WRITE_FILE, READ_FILE, EXECUTE_CODE, PYTHON_EXECUTE)
 
 
 def find(name: object) -> Tool | None:

@@ -159,6 +159,11 @@ class AsyncEnvironment:
         return f"/environments/{quote(self.id)}"
 
     @property
+    def client(self) -> AsyncClient:
+        """The client of its daemon."""
+        return self._client
+
+    @property
     def files(self) -> AsyncFiles:
         """Its files. Relative paths begin at the workspace."""
         return AsyncFiles(self._client.transport, self._path)

@@ -160,6 +160,11 @@ class Environment:
         return f"/environments/{quote(self.id)}"
 
     @property
+    def client(self) -> Client:
+        """The client of its daemon."""
+        return self._client
+
+    @property
     def files(self) -> Files:
         """Its files. Relative paths begin at the workspace."""
         return Files(self._client.transport, self._path)

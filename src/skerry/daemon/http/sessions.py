@@ -72,7 +72,7 @@ async def open_session(call: Call, environment_id: str, body: OpenSession) -> Re
     async with call.using(environment_id, "session.open", **told) as use:
         sessions = call.manager.running(call.caller, environment_id)[1].sessions
         session = await sessions.open(
-            body.language, body.session_id or "", cwd=body.cwd, env=env, secrets=secrets
+            call.caller, body.language, body.session_id or "", cwd=body.cwd, env=env, secrets=secrets
         )
         use.told["session_id"] = session.id
     return reply(session.info.to_dict(), 201)
@@ -92,7 +92,7 @@ async def run_code(call: Call, environment_id: str, session_id: str, body: RunCo
     code = body.to_code()
     async with call.using(environment_id, "session.run", session_id=session_id, **code.told) as use:
         session = call.manager.running(call.caller, environment_id)[1].sessions.find(session_id)
-        running = session.prepare(code)
+        running = session.prepare(call.caller, code)
         with Watch(call.receive, lambda: running.stop(Outcome.CANCELED, "the client went away")):
             result = await running.run()
         _tell(use, result)
@@ -108,7 +108,7 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     async with call.using(environment_id, "session.run", session_id=session_id, **code.told) as use:
         session = call.manager.running(call.caller, environment_id)[1].sessions.find(session_id)
-        running = session.prepare(code)
+        running = session.prepare(call.caller, code)
         tap = running.tap()
         task = asyncio.create_task(running.run())
         try:
@@ -162,18 +162,18 @@ async def interrupt_session(call: Call, environment_id: str, session_id: str) ->
 async def restart_session(call: Call, environment_id: str, session_id: str) -> Response:
     async with call.using(environment_id, "session.restart", session_id=session_id):
         session = call.manager.running(call.caller, environment_id)[1].sessions.find(session_id)
-        await session.restart()
+        await session.restart(call.caller)
     return reply(session.info.to_dict())
 
 
 async def list_variables(call: Call, environment_id: str, session_id: str) -> Response:
     session = call.manager.running(call.caller, environment_id)[1].sessions.find(session_id)
-    return reply({"variables": [variable.to_dict() for variable in await session.variables()]})
+    return reply({"variables": [variable.to_dict() for variable in await session.variables(call.caller)]})
 
 
 async def close_session(call: Call, environment_id: str, session_id: str) -> Response:
     async with call.using(environment_id, "session.close", session_id=session_id):
-        await call.manager.running(call.caller, environment_id)[1].sessions.close(session_id)
+        await call.manager.running(call.caller, environment_id)[1].sessions.close(call.caller, session_id)
     return reply({})
 
 

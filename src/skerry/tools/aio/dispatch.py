@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from skerry.errors import PlatformError, SkerryError
 from skerry.tools import table
 from skerry.tools.aio.environment import AsyncEnvironmentTools
+from skerry.tools.aio.execute_code import AsyncExecuteCode
+from skerry.tools.aio.python import AsyncPython
 from skerry.tools.arguments import check, shown
 from skerry.tools.results import FIELD_MAX, ToolResult, bounded, plain
 
@@ -23,11 +25,14 @@ _log = logging.getLogger("skerry.tools")
 class AsyncDispatcher:
     """Tool calls of a model, in one environment, which has been created and is not deleted here.
 
+    `execute_code` runs beside it, in an environment of its own each time, by the same daemon and without a network.
     `limit` is how many characters of a text (a stream, a file) the model is shown.
     """
 
     def __init__(self, environment: AsyncEnvironment, limit: int = FIELD_MAX) -> None:
         self._limit = limit
+        self._code = AsyncExecuteCode(client=environment.client, limit=limit)
+        self._python = AsyncPython(environment, limit)
         inside = AsyncEnvironmentTools(environment, limit)
         self._acts: dict[str, Callable[..., Any]] = {
             table.EXECUTE_COMMAND.name: inside.execute_command,
@@ -45,7 +50,15 @@ class AsyncDispatcher:
             known = ", ".join(tool.name for tool in table.TOOLS)
             return ToolResult(f"There is no tool {shown(name)}. Tools: {known}", is_error=True)
         try:
-            answer: dict[str, Any] = await self._acts[tool.name](**check(tool.parameters, arguments))
+            if tool is table.EXECUTE_CODE:
+                return await self._code.execute(arguments)
+            given = check(tool.parameters, arguments)
+            images: tuple[tuple[str, str], ...] = ()
+            answer: dict[str, Any]
+            if tool is table.PYTHON_EXECUTE:
+                answer, images = await self._python.execute(**given)
+            else:
+                answer = await self._acts[tool.name](**given)
         except PlatformError as error:
             return self._failed(f"Sandbox error: {error}")
         except SkerryError as error:
@@ -53,7 +66,8 @@ class AsyncDispatcher:
         except Exception:
             _log.exception("tool %s", tool.name)
             return self._failed("Sandbox error: the tool itself failed; its log says why")
-        return ToolResult(plain(json.dumps(answer, ensure_ascii=False)), is_error=bool(answer["error"]))
+        text = plain(json.dumps(answer, ensure_ascii=False))
+        return ToolResult(text, is_error=bool(answer.get("error")), images=images)
 
     def _failed(self, text: str) -> ToolResult:
         return ToolResult(plain(bounded(text, self._limit)), is_error=True)

@@ -48,8 +48,8 @@ class AsyncEnvironmentTools:
             raise PlatformError(result.message or "the command was lost")
         answer: dict[str, Any] = {
             "error": result.exit_code != 0,
-            "stdout": await self._shown(result, "stdout", result.stdout, result.stdout_size),
-            "stderr": await self._shown(result, "stderr", result.stderr, result.stderr_size),
+            "stdout": await shown(self._environment, result, "stdout", self._limit),
+            "stderr": await shown(self._environment, result, "stderr", self._limit),
             "exit_code": result.exit_code,
         }
         if result.outcome not in (Outcome.COMPLETED, Outcome.FAILED, Outcome.SIGNALED):
@@ -81,21 +81,20 @@ class AsyncEnvironmentTools:
             content = bounded(content, self._limit, path)
         return {"error": False, "content": content}
 
-    async def _shown(self, result: ExecutionResult, stream: str, text: str, size: int) -> str:
-        """The text of a stream, as long as it may be; all that there is of a longer one goes into a file."""
-        if self._limit is None or len(text) <= self._limit:
-            return text
-        data: bytes = getattr(result, f"{stream}_bytes")
-        path = f"{OUTPUT_FOLDER}/{result.execution_id}.{stream}"
-        try:
-            await self._environment.files.write(path, data)
-        except (
-            SkerryError
-        ):  # a full disk, say: the command has been run all the same, and that is what counts
-            path = ""
-        shown = bounded(text, self._limit, path)
-        if size > len(data):
-            shown += (
-                f"\n[... only the first {len(data)} of {size} bytes were kept; let it write to a file ...]"
-            )
-        return shown
+
+async def shown(
+    environment: AsyncEnvironment, result: ExecutionResult, stream: str, limit: int | None
+) -> str:
+    """The text of `stdout` or `stderr`, as long as it may be; all that there is of a longer one goes into a file."""
+    data, size, text = (getattr(result, f"{stream}{part}") for part in ("_bytes", "_size", ""))
+    if limit is None or len(text) <= limit:
+        return str(text)
+    path = f"{OUTPUT_FOLDER}/{result.execution_id}.{stream}"
+    try:
+        await environment.files.write(path, data)
+    except SkerryError:  # a full disk, say: the command has been run all the same, and that is what counts
+        path = ""
+    words = bounded(text, limit, path)
+    if size > len(data):
+        words += f"\n[... only the first {len(data)} of {size} bytes were kept; let it write to a file ...]"
+    return words

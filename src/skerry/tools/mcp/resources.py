@@ -47,6 +47,7 @@ async def listed(place: Place, cursor: str | None) -> types.ListResourcesResult:
 
 
 def templates() -> types.ListResourceTemplatesResult:
+    """How a file is named that was not listed."""
     template = types.ResourceTemplate(
         uri_template=FILES + "{+path}", name="file", description="A file in the workspace."
     )

@@ -43,7 +43,8 @@ def make_server(place: Place) -> Server[Any]:
             return _result([f"Sandbox error: {error}"], is_error=True)
         async with _progress(context):
             result = await AsyncDispatcher(environment).call(params.name, params.arguments)
-        return _result([news, result.content] if news else [result.content], result.is_error)
+        texts = [news, result.content] if news else [result.content]
+        return _result(texts, result.is_error, result.images)
 
     async def list_resources(
         context: _Context, params: types.PaginatedRequestParams | None
@@ -79,8 +80,11 @@ def _described(tool: table.Tool) -> types.Tool:
     )
 
 
-def _result(texts: list[str], is_error: bool) -> types.CallToolResult:
+def _result(
+    texts: list[str], is_error: bool, images: tuple[tuple[str, str], ...] = ()
+) -> types.CallToolResult:
     content: list[types.ContentBlock] = [types.TextContent(text=plain(text)) for text in texts]
+    content += [types.ImageContent(data=data, mime_type=kind) for kind, data in images]
     return types.CallToolResult(content=content, is_error=is_error)
 
 

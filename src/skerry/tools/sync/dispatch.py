@@ -12,6 +12,8 @@ from skerry.tools import table
 from skerry.tools.arguments import check, shown
 from skerry.tools.results import FIELD_MAX, ToolResult, bounded, plain
 from skerry.tools.sync.environment import EnvironmentTools
+from skerry.tools.sync.execute_code import ExecuteCode
+from skerry.tools.sync.python import Python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,11 +26,14 @@ _log = logging.getLogger("skerry.tools")
 class Dispatcher:
     """Tool calls of a model, in one environment, which has been created and is not deleted here.
 
+    `execute_code` runs beside it, in an environment of its own each time, by the same daemon and without a network.
     `limit` is how many characters of a text (a stream, a file) the model is shown.
     """
 
     def __init__(self, environment: Environment, limit: int = FIELD_MAX) -> None:
         self._limit = limit
+        self._code = ExecuteCode(client=environment.client, limit=limit)
+        self._python = Python(environment, limit)
         inside = EnvironmentTools(environment, limit)
         self._acts: dict[str, Callable[..., Any]] = {
             table.EXECUTE_COMMAND.name: inside.execute_command,
@@ -46,7 +51,15 @@ class Dispatcher:
             known = ", ".join(tool.name for tool in table.TOOLS)
             return ToolResult(f"There is no tool {shown(name)}. Tools: {known}", is_error=True)
         try:
-            answer: dict[str, Any] = self._acts[tool.name](**check(tool.parameters, arguments))
+            if tool is table.EXECUTE_CODE:
+                return self._code.execute(arguments)
+            given = check(tool.parameters, arguments)
+            images: tuple[tuple[str, str], ...] = ()
+            answer: dict[str, Any]
+            if tool is table.PYTHON_EXECUTE:
+                answer, images = self._python.execute(**given)
+            else:
+                answer = self._acts[tool.name](**given)
         except PlatformError as error:
             return self._failed(f"Sandbox error: {error}")
         except SkerryError as error:
@@ -54,7 +67,8 @@ class Dispatcher:
         except Exception:
             _log.exception("tool %s", tool.name)
             return self._failed("Sandbox error: the tool itself failed; its log says why")
-        return ToolResult(plain(json.dumps(answer, ensure_ascii=False)), is_error=bool(answer["error"]))
+        text = plain(json.dumps(answer, ensure_ascii=False))
+        return ToolResult(text, is_error=bool(answer.get("error")), images=images)
 
     def _failed(self, text: str) -> ToolResult:
         return ToolResult(plain(bounded(text, self._limit)), is_error=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skerry.egress.proxy import ADDRESSES_MAX, resolve
+from skerry.egress.resolver import ADDRESSES_MAX, resolve
 
 
 def test_a_name_with_thousands_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,166 @@
+"""Sessions in bash: a stateful shell of the environment that has no name for anybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+from skerry.errors import Conflict, InvalidRequest
+from skerry.ids import new_id
+from skerry.manager.caller import Caller
+from skerry.manager.calls import LIST_SECONDS, VARIABLES_MAX, Code
+from skerry.manager.commands import OUTPUT_LIMIT, Command
+from skerry.manager.execution import Execution
+from skerry.manager.output import Tap
+from skerry.models import ExecutionResult, Outcome, SessionInfo, SessionResult, Variable
+
+if TYPE_CHECKING:
+    from skerry.manager.executions import Executions
+
+# Name, attributes and the beginning of its value, of each variable.
+_LIST = r"""
+(compgen -v | while IFS= read -r __name; do
+    declare -n __ref=$__name
+    __value="${__ref[*]}"
+    printf '%s\0%s\0%s\0%s\0' "$__name" "${__ref@a}" "${__value:0:200}" "${#__value}"
+    unset -n __ref
+done)
+"""
+# The shell that waits for this command is its parent; without that nothing of the shell is left.
+_END = 'read -r _ _ _ __parent _ <"/proc/$BASHPID/stat"; kill -9 "$__parent"'
+_TYPES = {"a": "array", "A": "map", "i": "integer"}
+
+
+class ShellCall:
+    """One command in a session, as `Call` is one run of code."""
+
+    def __init__(self, session: ShellSession, execution: Execution, stdin: bytes | None) -> None:
+        self._session = session
+        self._execution = execution
+        self._stdin = stdin
+
+    async def run(self) -> SessionResult:
+        """Raises Busy, GuestFailed, StoreUnavailable."""
+        self._session.began(self._execution)
+        try:
+            return _result(await self._execution.run(self._stdin))
+        finally:
+            self._session.ended(self._execution)
+
+    def stop(self, outcome: Outcome, message: str) -> None:
+        self._execution.stop(outcome, message)
+
+    def tap(self) -> Tap:
+        return self._execution.tap()
+
+    def untap(self, tap: Tap) -> None:
+        self._execution.untap(tap)
+
+
+class ShellSession:
+    """One session in bash. A command that is killed leaves the state from before it."""
+
+    language = "bash"
+
+    def __init__(self, home: Executions, id: str, command: Command) -> None:
+        self.id = id
+        self.home = home
+        self.started_at = time.time()
+        self._wanted = command
+        self._shell = ""
+        self._calls = 0
+        self._running: list[Execution] = []
+        self._given: set[str] = set()
+        """Variables that a fresh shell has."""
+
+    @property
+    def info(self) -> SessionInfo:
+        return SessionInfo(
+            session_id=self.id,
+            environment_id=self.home.environment_id,
+            language=self.language,
+            state="busy" if self._running else "idle",
+            started_at=self.started_at,
+            calls=self._calls,
+        )
+
+    async def start(self, caller: Caller) -> None:
+        """Raises InvalidRequest (no bash in this image, a directory that is not there), Busy, GuestFailed."""
+        self._shell, self._calls, self.started_at = f"session-{new_id()}", 0, time.time()
+        first = replace(self._wanted, argv=None, text='test -n "$BASH_VERSION"', shell=self._shell)
+        result = await self._run(caller, first)
+        if not result.ok:
+            await self.close(caller)
+            if result.stderr:
+                raise InvalidRequest(f"the session cannot begin: {result.stderr.strip()}")
+            raise InvalidRequest("there is no bash in this environment", hint="use an image that has it")
+        self._given = {variable.name for variable in await self._list(caller)}
+
+    def prepare(self, caller: Caller, code: Code) -> ShellCall:
+        """One to `run()`. Raises Busy, InvalidRequest."""
+        if code.memory is not None:
+            raise InvalidRequest("a call in bash has no limit of memory", hint="limit the environment's")
+        command = Command(
+            text=code.text,
+            shell=self._shell,
+            stdin=code.stdin is not None,
+            timeout=code.timeout,
+            output_limit=OUTPUT_LIMIT,
+        )
+        self._calls += 1
+        return ShellCall(self, self.home.prepare(caller, command), code.stdin)
+
+    async def variables(self, caller: Caller) -> list[Variable]:
+        """What its commands have defined. Raises Busy, Conflict (it does not answer)."""
+        found = [each for each in await self._list(caller) if each.name not in self._given]
+        return found[:VARIABLES_MAX]
+
+    def interrupt(self) -> None:
+        if self._running:
+            self._running[0].signal(signal.SIGINT)
+
+    async def restart(self, caller: Caller) -> None:
+        """Raises what `start()` does."""
+        await self.close(caller)
+        await self.start(caller)
+
+    async def close(self, caller: Caller) -> None:
+        """What it left running in the background goes on, as that of every shell does."""
+        for execution in tuple(self._running):
+            execution.stop(Outcome.CANCELED, "the session was closed")
+        await asyncio.gather(*(execution.over() for execution in tuple(self._running)))
+        await self._run(caller, Command(text=_END, shell=self._shell))
+
+    def began(self, execution: Execution) -> None:
+        self._running.append(execution)
+
+    def ended(self, execution: Execution) -> None:
+        self._running.remove(execution)
+
+    async def _run(self, caller: Caller, command: Command) -> ExecutionResult:
+        return await self.home.prepare(caller, command).run()
+
+    async def _list(self, caller: Caller) -> list[Variable]:
+        result = await self._run(caller, Command(text=_LIST, shell=self._shell, timeout=LIST_SECONDS))
+        if not result.ok:
+            raise Conflict(f"the session did not list its variables: {result.message or result.stderr}")
+        words = result.stdout.split("\0")
+        rows = zip(words[0::4], words[1::4], words[2::4], words[3::4], strict=False)
+        return [
+            Variable(
+                name, next((_TYPES[each] for each in kind if each in _TYPES), "string"), text, _number(size)
+            )
+            for name, kind, text, size in rows
+            if not name.startswith("_")
+        ]
+
+
+def _result(result: ExecutionResult) -> SessionResult:
+    return SessionResult(**{field.name: getattr(result, field.name) for field in fields(result)})
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 18 else 0

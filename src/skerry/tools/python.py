@@ -1,0 +1,50 @@
+"""What those share who run Python code in a session for a model."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import replace
+
+from skerry.errors import PlatformError
+from skerry.models import ExecutionResult, Outcome, SessionResult
+
+SESSION = "python"
+INSTALL = ("python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--")
+FIND_PACKAGES = (
+    '__import__("site").addsitedir(__import__("site").getusersitepackages());'
+    ' __import__("importlib").invalidate_caches()'
+)
+"""For an interpreter that was started before the first package was installed: it does not know where packages are."""
+
+IMAGES_MAX = 4
+_PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
+
+def as_program(result: ExecutionResult, traceback: str = "") -> ExecutionResult:
+    """The result as a program has it: with its exception on stderr, and why it was ended if it did not end by itself.
+
+    Raises PlatformError when its end says nothing of the code.
+    """
+    if result.outcome == Outcome.INTERNAL:
+        raise PlatformError(result.message or "the execution was lost")
+    by_itself = result.outcome in (Outcome.COMPLETED, Outcome.FAILED) or not result.message
+    more = (traceback if by_itself else f"{traceback}[{result.message}]\n").encode(errors="replace")
+    return replace(
+        result, stderr_bytes=result.stderr_bytes + more, stderr_size=result.stderr_size + len(more)
+    )
+
+
+def pictures(result: SessionResult) -> tuple[tuple[str, str], ...]:
+    """The first few pictures that it has shown, as media type and base64; what is no base64 is none."""
+    found = [(kind, data) for value in result.values for kind, data in value.data.items()]
+    return tuple(picture for picture in found if picture[0] in _PICTURES and _is_base64(picture[1]))[
+        :IMAGES_MAX
+    ]
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        return bool(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError):
+        return False
