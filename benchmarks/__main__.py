@@ -74,6 +74,8 @@ def measure(rounds: int, environments: int) -> int:
                     remote, lambda: skerry.AsyncClient(url=ours.URL, token=token)
                 ),
             }
+        _progress("programs in Python, one after the other")
+        results["code"] = asyncio.run(code.many(600, 8))
         _progress("idle memory")
         results |= ours.idle_memory()
         _progress(f"{environments} environments at once")

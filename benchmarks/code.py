@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +27,41 @@ def _once(client: skerry.Client, language: str, code: str) -> None:
 def python(client: skerry.Client) -> Iterator[list[Subject]]:
     yield [
         command("bare_print", ["/usr/bin/python3", "-c", "print('hello')"]),
+        Subject(lambda: {"code_cold": timed(lambda: _once(client, "cold", "print('hello')"))}),
         Subject(lambda: {"code_python": timed(lambda: _once(client, "python", "print('hello')"))}),
     ]
+
+
+async def many(count: int, at_once: int) -> dict[str, float]:
+    """So many programs, each in an environment of its own, by that many callers."""
+    left = iter(range(count))
+    before = _pool(await _stats())
+
+    async def caller() -> None:
+        async with skerry.AsyncClient() as client:
+            for _ in left:
+                result = await client.execute_code("python", "print('hello')")
+                if result.stdout != "hello\n":
+                    raise RuntimeError(f"python gave the wrong output: {result.stderr!r}")
+
+    began = time.perf_counter()
+    await asyncio.gather(*(caller() for _ in range(at_once)))
+    seconds = time.perf_counter() - began
+    after = _pool(await _stats())
+    return {
+        "per_second": count / seconds,
+        "callers": at_once,
+        "from_pool": (after.hits - before.hits) / count,
+    }
+
+
+async def _stats() -> list[skerry.PoolStats]:
+    async with skerry.AsyncClient() as client:
+        return await client.pools()
+
+
+def _pool(found: list[skerry.PoolStats]) -> skerry.PoolStats:
+    return next(stats for stats in found if stats.pool == "python")
 
 
 @contextmanager

@@ -26,6 +26,13 @@ def _free_port() -> int:
 
 
 URL = f"http://127.0.0.1:{_free_port()}"
+POOLED = {"disk": "1g"}
+"""What environments from the pool have, and those without have not."""
+FILES = {
+    "pools.toml": '[bench]\nminimum = 4\ndisk = "1g"\n[python]\nminimum = 8\n',
+    # The same interpreter, which is not started ahead.
+    "languages.toml": '[cold]\nfile = "main.py"\ncommand = ["python3", "main.py"]\nversion = ["python3", "-V"]\n',
+}
 
 
 def _environment(**options: Any) -> skerry.Environment:
@@ -40,6 +47,9 @@ def _run(env: skerry.Environment) -> None:
 @contextmanager
 def daemon(home: str) -> Iterator[skerry.Client]:
     """A daemon of our own, which keeps everything in `home` and listens at `URL` too; stopped at the end."""
+    os.makedirs(home, 0o700)
+    for name, text in FILES.items():
+        Path(home, name).write_text(text)
     os.environ["SKERRY_HOME"] = home
     os.environ["SKERRY_LISTEN"] = URL.removeprefix("http://")
     with skerry.Client() as client:
@@ -54,15 +64,16 @@ def daemon(home: str) -> Iterator[skerry.Client]:
 def subjects(client: skerry.Client) -> Iterator[list[Subject]]:
     """As a program that lives for a while uses it: all through one client, whose connection stays open."""
 
-    def cycle() -> dict[str, float]:
+    def cycle(prefix: str = "", **options: Any) -> dict[str, float]:
         start = time.perf_counter()
-        env = _environment(client=client).create()
+        env = _environment(client=client, **options).create()
         created = time.perf_counter()
         _run(env)
         first = time.perf_counter()
         env.delete()
         deleted = time.perf_counter()
-        return {"fresh": first - start, "create": created - start, "delete": deleted - first}
+        times = {"fresh": first - start, "create": created - start, "delete": deleted - first}
+        return {prefix + key: seconds for key, seconds in times.items()}
 
     with _environment(client=client) as env:
 
@@ -88,6 +99,7 @@ def subjects(client: skerry.Client) -> Iterator[list[Subject]]:
         call()
         yield [
             Subject(cycle),
+            Subject(lambda: cycle("pooled_", **POOLED)),
             Subject(lambda: {"run": timed(lambda: env.run(["true"]))}),
             Subject(lambda: {"execute": timed(execute)}),
             Subject(lambda: {"session": timed(call)}),

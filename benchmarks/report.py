@@ -23,6 +23,7 @@ GROUPS: list[tuple[str, str, list[tuple[str, str]]]] = [
             ("runc", "`runc run`"),
             ("bubblewrap", "bubblewrap, `true`, neither limits nor filter"),
             ("fresh", "**Skerry**, create and `env.run`, no pool"),
+            ("pooled_fresh", "**Skerry**, create and `env.run`, from a pool"),
         ],
     ),
     (
@@ -42,7 +43,8 @@ GROUPS: list[tuple[str, str, list[tuple[str, str]]]] = [
         "bare_print",
         [
             ("bare_print", "bare `python3 -c 'print(...)'`"),
-            ("code_python", "**Skerry**, `client.execute_code`, no pool"),
+            ("code_cold", "**Skerry**, `client.execute_code`, no pool"),
+            ("code_python", "**Skerry**, `client.execute_code`, from its pool"),
         ],
     ),
     (
@@ -67,6 +69,7 @@ GROUPS: list[tuple[str, str, list[tuple[str, str]]]] = [
         "",
         [
             ("create", "create"),
+            ("pooled_create", "create, from a pool"),
             ("delete", "delete"),
             ("write", "write a file of 1 KiB"),
             ("read", "read it"),
@@ -162,6 +165,11 @@ def facts(results: Mapping[str, Any]) -> list[str]:
         said.append(
             f"Of `env.execute` and `env.run`, the audit's intent takes {share[0]:.0%} and {share[1]:.0%}."
         )
+    if found := results.get("code"):
+        said.append(
+            f"{found['callers']} callers at once get {found['per_second']:.0f} Python programs a second done, each in "
+            f"a fresh environment ({found['from_pool']:.0%} from the pool)."
+        )
     if (idle := results.get("idle_bytes")) is not None:
         after = results["idle_after_run_bytes"]
         said.append(
@@ -206,8 +214,23 @@ def targets(results: Mapping[str, Any], times: Mapping[str, Summary]) -> list[tu
         return promise, ratio >= factor, f"{ratio:.1f}× faster" if ratio >= 1 else f"{1 / ratio:.1f}× slower"
 
     idle, many = results.get("idle_bytes"), results.get("many") or {}
+    found = results.get("code") or {"per_second": 0.0}
     return [
         at_least("fresh environment to first output, 25× faster than docker run", "docker_run", "fresh", 25),
+        at_least(
+            "a fresh environment from a pool, 60× faster than docker run", "docker_run", "pooled_fresh", 60
+        ),
+        at_least(
+            "a Python program from its pool, before python3 -c has ended on the host",
+            "bare_print",
+            "code_python",
+            1,
+        ),
+        (
+            "150 Python programs a second, each in a fresh environment",
+            found["per_second"] >= 150,
+            f"{found['per_second']:.0f}",
+        ),
         at_least("env.run in a live environment, 22× faster than docker exec", "docker_exec", "run", 22),
         at_least(
             "env.execute in a live environment, 22× faster than docker exec", "docker_exec", "execute", 22

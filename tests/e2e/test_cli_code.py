@@ -39,8 +39,8 @@ def test_the_result_as_json(cli: Cli) -> None:
 
 def test_a_timeout_is_told(cli: Cli) -> None:
     program = b"echo so far; while :; do :; done"
-    code, out, err = cli("code", "run", "-l", "bash", "--timeout", "1", "-", input=program)
-    assert (code, out, err) == (124, b"so far\n", b"skerry: killed after 1 s\n")
+    code, out, err = cli("code", "run", "-l", "bash", "--timeout", "3", "-", input=program)
+    assert (code, out, err) == (124, b"so far\n", b"skerry: killed after 3 s\n")
 
 
 def test_output_that_was_cut_is_told(cli: Cli) -> None:

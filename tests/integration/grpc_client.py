@@ -16,12 +16,13 @@ from skerry.v1.executions_pb2_grpc import ExecutionsStub
 from skerry.v1.files_pb2_grpc import FilesStub
 from skerry.v1.images_pb2_grpc import ImagesStub
 from skerry.v1.network_pb2_grpc import NetworkStub
+from skerry.v1.pools_pb2_grpc import PoolsStub
 from skerry.v1.sessions_pb2_grpc import SessionsStub
 from skerry.v1.tenants_pb2_grpc import TenantsStub
 
 STUBS: tuple[Any, ...] = (
     *(EnvironmentsStub, ExecutionsStub, CodeStub, SessionsStub, FilesStub, NetworkStub, ImagesStub),
-    *(TenantsStub, AuditStub, DaemonStub),
+    *(PoolsStub, TenantsStub, AuditStub, DaemonStub),
 )
 
 

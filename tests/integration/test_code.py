@@ -189,11 +189,11 @@ def test_output_and_exit_code(daemon: Daemon) -> None:
 def test_a_timeout_ends_everything(real: Daemon) -> None:
     marker = f"marker-{os.getpid()}-{time.monotonic_ns()}"
     code = f"setsid -f sh -c 'setsid -f sh -c \"sleep 1000; : {marker}\"'\necho begun\nwhile :; do :; done"
-    result = execute(real, "bash", code, timeout=1)
+    result = execute(real, "bash", code, timeout=3)
     assert (result["outcome"], result["exit_code"], result["message"]) == (
         "timed_out",
         124,
-        "killed after 1 s",
+        "killed after 3 s",
     )
     assert result["stdout"] == "begun\n"
     settled(real)
@@ -202,7 +202,7 @@ def test_a_timeout_ends_everything(real: Daemon) -> None:
 
 @pytest.mark.requirement("R64")
 def test_what_was_printed_before_a_timeout_is_not_lost(real: Daemon) -> None:
-    result = execute(real, "python", "print('so far')\nwhile True: pass", timeout=1)
+    result = execute(real, "python", "print('so far')\nwhile True: pass", timeout=4)
     assert (result["outcome"], result["stdout"]) == ("timed_out", "so far\n")
 
 
@@ -384,8 +384,8 @@ def test_a_cache_that_cannot_be_made_is_done_without(real: Daemon) -> None:
         made, now, clock, link = execute(real, "even", code)["stdout"].splitlines()
         assert (made, link) == ("made", "/etc/passwd")
         assert abs(int(now) - int(clock)) < 300
-        for cache in (real.home / "caches").iterdir():
-            remove_tree(cache)
+        [cache] = (real.home / "caches").glob("*/a")
+        remove_tree(cache.parent)
         assert execute(real, "even", "cat $EVEN/a/b")["stdout"] == "made\n"
     finally:
         path.unlink()
@@ -512,7 +512,7 @@ def test_the_tool_in_an_event_loop(real: Daemon) -> None:
 def test_the_tool_tells_what_went_wrong(real: Daemon) -> None:
     with skerry.Client(str(real.home)) as client:
         tool = ExecuteCode(client=client)
-        endless = {"language": "bash", "code": "echo one; while :; do :; done", "timeout": 1}
+        endless = {"language": "bash", "code": "echo one; while :; do :; done", "timeout": 3}
         assert tool.execute(endless).content == "Execution timed out\nSTDOUT:\none\nExit code: 124"
         failing = tool.execute({"language": "nodejs", "code": "throw new Error('no')"})
         assert failing.is_error

@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 import select
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,12 @@ def many(count, host, port, say, at_once=500):
             open_now -= 1
     return heard
 """
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that has much to do, a client may take its time before it says something."""
+    monkeypatch.setattr(proxies, "REASON_SECONDS", 60.0)
 
 
 def resident() -> int:
@@ -296,6 +303,40 @@ def test_a_thousand_connections_at_once() -> None:
             it.ledger.finished.clear()
             while descriptors() > before:  # noqa: ASYNC110 -- the servers of this internet end in their own time
                 await asyncio.sleep(0)
+
+    in_a_network_of_its_own(main)
+
+
+@pytest.mark.parametrize("way", ["down", "up"])
+def test_a_connection_that_rests_holds_nothing(way: str) -> None:
+    """What was passed on is not kept until something else comes."""
+    much = b"x" * (1 << 20)
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readexactly(1 if way == "down" else len(much)):
+            writer.write(much if way == "down" else b"x")
+            await writer.drain()
+
+    code = (
+        f"say, hear = {(1, len(much)) if way == 'down' else (len(much), 1)}\n"
+        "for number in range(40):\n"
+        "    s = kept[number] = socket.create_connection(('9.9.9.9', 22), 10)\n"
+        "    s.sendall(b'x' * say)\n"
+        "    heard = 0\n"
+        "    while heard < hear: heard += len(s.recv(1 << 20))\n"
+    )
+
+    async def main() -> None:
+        async with world("public", names=NAMES) as it:
+            it.server = server
+            tracemalloc.start()
+            try:
+                await it.run(code)
+                assert len(it.proxy.connections) == 40
+                assert tracemalloc.get_traced_memory()[0] < 2 << 20
+            finally:
+                tracemalloc.stop()
+            await it.run("for s in kept.values(): s.close()")
 
     in_a_network_of_its_own(main)
 

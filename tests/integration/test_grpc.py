@@ -29,6 +29,7 @@ from skerry.v1 import (
     files_pb2,
     images_pb2,
     network_pb2,
+    pools_pb2,
     sessions_pb2,
     tenants_pb2,
 )
@@ -130,6 +131,7 @@ async def every_rpc(client: Client) -> None:
     await file_rpcs(client, made.environment_id)
     await network_rpcs(client, made.environment_id)
     await image_rpcs(client)
+    await pool_rpcs(client)
     await tenant_rpcs(client)
     await audit_rpcs(client, made.environment_id)
     delete = environments_pb2.DeleteEnvironmentRequest(environment_id="web")
@@ -315,6 +317,15 @@ async def image_rpcs(client: Client) -> None:
     broken = client.ImportImage(pieces(images_pb2.ImportImageRequest, b"no tar", name="mine"))
     with pytest.raises(grpc.aio.AioRpcError, match="archive"):
         [step async for step in broken]
+
+
+async def pool_rpcs(client: Client) -> None:
+    listed = await client.ListPools(pools_pb2.ListPoolsRequest())
+    assert "default" in [pool.pool for pool in listed.pools]
+    warm = await client.WarmUpPool(pools_pb2.WarmUpPoolRequest(pool="default", count=1))
+    assert (warm.available, warm.image) == (1, "host")
+    assert (await client.CheckPool(pools_pb2.CheckPoolRequest(pool="default"))).healthy
+    assert (await client.ShrinkPool(pools_pb2.ShrinkPoolRequest(pool="default", count=0))).available == 0
 
 
 async def tenant_rpcs(client: Client) -> None:

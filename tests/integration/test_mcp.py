@@ -24,7 +24,6 @@ from mcp.client.streamable_http import streamable_http_client
 
 import skerry
 from skerry.tools import table
-from tests import support
 
 TRANSPORTS = ("stdio", "http")
 PNG = base64.b64decode(
@@ -34,15 +33,15 @@ SKERRY = [sys.executable, "-m", "skerry.cli"]
 
 
 @contextmanager
-def http_server(home: Path, *options: str) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
-    """A server on a free port: its URL, its token, its process, which is ended by SIGTERM."""
+def http_server(home: Path, *options: str, token: str = "") -> Iterator[tuple[str, str]]:
+    """A server on a free port: its URL and its token, which may be given. It is ended by SIGTERM."""
     command = [*SKERRY, "mcp", "--listen", "127.0.0.1:0", *options]
-    env = {**os.environ, "SKERRY_HOME": str(home)}
+    env = {**os.environ, "SKERRY_HOME": str(home), "SKERRY_MCP_TOKEN": token}
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
-            first, second = process.stderr.readline(), process.stderr.readline()
-            yield re.findall(r"http:\S+", first)[0], second.split("Bearer ")[1].strip(), process
+            url = re.findall(r"http:\S+", process.stderr.readline())[0]
+            yield url, token or process.stderr.readline().split("Bearer ")[1].strip()
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0, process.stderr.read()
@@ -58,7 +57,7 @@ async def connected(transport: str, home: Path, *options: str) -> AsyncIterator[
         async with Client(stdio_client(parameters)) as client:
             yield client
         return
-    with http_server(home, *options) as (url, token, _):
+    with http_server(home, *options) as (url, token):
         async with httpx2.AsyncClient(headers={"authorization": f"Bearer {token}"}, timeout=60) as web:
             async with Client(streamable_http_client(url, http_client=web)) as client:
                 yield client
@@ -148,6 +147,23 @@ def test_a_figure_is_a_picture(home: Path) -> None:
     run("stdio", home, body)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_calls_at_once_share_one_environment(transport: str, home: Path) -> None:
+    async def body(client: Client) -> None:
+        calls = (
+            call(client, "environment.execute_command", command=f"touch {number}; hostname")
+            for number in range(8)
+        )
+        answers = await asyncio.gather(*calls)
+        assert len({answer["stdout"] for answer, _ in answers}) == 1
+        with skerry.Client(str(home)) as daemon:
+            assert len(daemon.environments()) == 1
+        listed = (await call(client, "environment.execute_command", command="ls"))[0]["stdout"]
+        assert listed.split() == [str(number) for number in range(8)]
+
+    run(transport, home, body)
+
+
 def test_many_files_come_in_pages(home: Path) -> None:
     async def body(client: Client) -> None:
         await call(client, "environment.execute_command", command="touch $(seq 1200)")
@@ -233,8 +249,9 @@ def test_an_environment_that_exists_is_used_and_left(home: Path) -> None:
         assert env.files.read("file") == "kept"
 
 
-def test_http_is_for_those_who_know_the_token_and_call_it_by_its_name(home: Path) -> None:
-    with http_server(home) as (url, token, _):
+@pytest.mark.parametrize("given", ["", "given-token"])
+def test_http_is_for_those_who_know_the_token_and_call_it_by_its_name(given: str, home: Path) -> None:
+    with http_server(home, token=given) as (url, token):
         place = url.split("/")[2]
         port = place.rpartition(":")[2]
         message = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
@@ -301,7 +318,7 @@ INSPECTOR = Path(__file__).resolve().parents[2] / ".cache" / "inspector"
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_inspector(transport: str, home: Path, tmp_path: Path) -> None:
     if not (INSPECTOR / "installed").exists():
-        support.missing("the inspector is not installed (scripts/setup_test_deps.sh does, with npm)")
+        pytest.skip("npm could not install the inspector (scripts/setup_test_deps.sh)")
     programs = INSPECTOR / "node_modules" / ".bin"
     env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{programs}:{os.environ['PATH']}"}
 
@@ -327,5 +344,5 @@ def test_the_inspector(transport: str, home: Path, tmp_path: Path) -> None:
     if transport == "stdio":
         look("-e", f"SKERRY_HOME={home}", "--", *SKERRY, "mcp")
         return
-    with http_server(home) as (url, token, _):
+    with http_server(home) as (url, token):
         look("--transport", "http", "--header", f"Authorization: Bearer {token}", "--server-url", url)

@@ -61,6 +61,9 @@ def test_clone_install_and_run(tmp_path: Path) -> None:
     if shutil.which("git") is None or shutil.which("npm") is None:
         support.missing("git and npm are needed")
     repository(tmp_path)
+    # Not by way of git: it would start this as a child, which nobody ends.
+    folder = subprocess.run(["git", "--exec-path"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    git_daemon = f"{folder.strip()}/git-daemon"
     with support.temporary_home() as home:
         (home / "presets.toml").write_text('[git-hosting]\nallow = ["git.example.test:9418"]\n')
         hosts = registries(home, "python-packages", "npm-packages")
@@ -70,7 +73,7 @@ def test_clone_install_and_run(tmp_path: Path) -> None:
             def services(stack: ExitStack) -> None:
                 there(stack)
                 server = subprocess.Popen(
-                    ["git", "daemon", "--export-all", f"--base-path={tmp_path}", f"--listen={GIT}", tmp_path],
+                    [git_daemon, "--export-all", f"--base-path={tmp_path}", f"--listen={GIT}", tmp_path],
                     stderr=subprocess.DEVNULL,
                     env={**os.environ, "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory"}
                     | {"GIT_CONFIG_VALUE_0": "*"},

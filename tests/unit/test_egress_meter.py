@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from skerry.egress.limits import NOTED_EVERY, Crowd, Meter, Traffic
+from skerry.egress.limits import NOTED_EVERY, SURPLUS_MAX, Crowd, Meter, Traffic
 from skerry.errors import InvalidRequest
-from skerry.policy import GIB, MIB, Limits
+from skerry.policy import GIB, KIB, MIB, Limits
 
 
 @pytest.fixture
@@ -46,6 +46,23 @@ def test_greedy_ones_get_the_same(crowd: Crowd) -> None:
             counts[number] += not meter.enter(counts[number])
     assert counts == [100] * 9
     assert crowd.room == 100
+
+
+def test_those_who_are_told_why_take_places_too(crowd: Crowd) -> None:
+    count = 0
+    while Meter(Limits(connections=1), Traffic(), crowd).enter_surplus(count):
+        count += 1
+    assert count == SURPLUS_MAX
+    for _ in range(1000):  # environments, each with one that cannot be served
+        Meter(Limits(connections=1), Traffic(), crowd).enter_surplus(0)
+    assert crowd.room == 0
+
+
+def test_many_hold_no_more_than_some(crowd: Crowd) -> None:
+    held = []
+    for crowd.count in (0, 1, 128, 256, 1000, 5000, 1_000_000):
+        held.append(Meter(Limits(), Traffic(), crowd).piece())
+    assert held == [256 * KIB] * 3 + [128 * KIB, 33554, 6710, 4 * KIB]
 
 
 def test_bytes_up_to_the_limit() -> None:

@@ -163,7 +163,7 @@ def test_failures_are_results(error: SkerryError, text: str) -> None:
     assert tool(error)[0].execute(HELLO) == ToolResult(text, is_error=True)
 
 
-@pytest.mark.requirement("R64", "R72")
+@pytest.mark.requirement("R64")
 def test_options_and_their_defaults() -> None:
     made, stub = tool()
     made.execute(HELLO)

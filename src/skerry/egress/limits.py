@@ -6,10 +6,13 @@ import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from skerry.policy import MIB, Limits, format_size
+from skerry.policy import KIB, MIB, Limits, format_size
 
 SURPLUS_MAX = 64
 """Connections above the limit that are told why; all further ones are reset without a word."""
+HELD_MAX = 64 * MIB
+"""Bytes that all connections together should hold of what they pass on."""
+PIECE_MIN, PIECE_MAX = 4 * KIB, 256 * KIB
 NOTED_EVERY = 64 * MIB
 """Bytes after which what was used is written down, or a 64th of the limit if that is less."""
 
@@ -36,6 +39,11 @@ class Crowd:
     def room(self) -> int:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return files // 4 - self.count
+
+    @property
+    def piece(self) -> int:
+        """Bytes that one may hold, each way: less, the more there are."""
+        return max(PIECE_MIN, min(PIECE_MAX, HELD_MAX // 2 // max(1, self.count)))
 
 
 everybody = Crowd()
@@ -75,8 +83,19 @@ class Meter:
         self._crowd.count += 1
         return ""
 
+    def enter_surplus(self, count: int) -> bool:
+        """Take a place for one more than `count` connections that are told why they get no other, if there is one."""
+        if count >= min(SURPLUS_MAX, self._crowd.room):
+            return False
+        self._crowd.count += 1
+        return True
+
+    def piece(self) -> int:
+        """How many bytes a connection may hold at a time, each way."""
+        return self._crowd.piece
+
     def leave(self) -> None:
-        """Give the place back."""
+        """Give a place back."""
         self._crowd.count -= 1
 
     def spent(self) -> str:

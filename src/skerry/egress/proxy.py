@@ -24,7 +24,7 @@ from typing import Any
 
 from skerry.egress import dns
 from skerry.egress.addresses import Address
-from skerry.egress.limits import SURPLUS_MAX, Meter
+from skerry.egress.limits import Meter
 from skerry.egress.names import canonical
 from skerry.egress.relay import Relay
 from skerry.egress.resolver import STANDING_FOR, Resolve, Resolver, Standing
@@ -233,7 +233,7 @@ class Proxy:
             name = self._standing.name(address)
             connection = Connection(name or str(address), port, None if name else address)
             full = self._meter.enter(len(self.connections))
-            if full and len(self._surplus) >= SURPLUS_MAX:
+            if full and not self._meter.enter_surplus(len(self._surplus)):
                 self._deny(connection.host, port, full)
                 _close(client, reset=True)
                 continue
@@ -272,10 +272,9 @@ class Proxy:
     def _ended(self, client: socket.socket, connection: Connection, _: asyncio.Task[None]) -> None:
         # What was broken off must not look as if it had come to its end.
         _close(client, reset=connection.verdict.startswith(("cut", "failed")))
-        if connection in self.connections:
-            self.connections.discard(connection)
-            self._meter.leave()
+        self.connections.discard(connection)
         self._surplus.discard(connection)
+        self._meter.leave()
         if connection.opened:
             self._witness.closed(connection)
 
@@ -302,7 +301,8 @@ class Proxy:
         connection.opened = True
         server = await self._dial(addresses, connection)
         try:
-            await Relay(client, server, screen, partial(self._count, connection)).run(first)
+            count = partial(self._count, connection)
+            await Relay(client, server, screen, count, self._meter.piece).run(first)
         except BaseException:
             _close(server, reset=True)
             raise

@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from skerry.egress.sniff import Screen
 
-BUFFER = 256 << 10
 SILENT_SECONDS = 30.0
 """For how long both may say nothing at first."""
 IDLE_SECONDS = 3600.0
@@ -29,13 +28,16 @@ class Relay:
         server: socket.socket,
         screen: Screen | None,
         count: Callable[[int, int], None],
+        piece: Callable[[], int],
     ) -> None:
-        """`count` is told how much will be sent and received before it is passed on, and may raise to end it all."""
+        """`count` is told how much will be sent and received before it is passed on, and may raise to end it all.
+        `piece` says how many bytes may be held at a time, each way."""
         self._loop = asyncio.get_running_loop()
         self._client = client
         self._server = server
         self._screen = screen
         self._count = count
+        self._piece = piece
         self._moved = 0
         self._said = b""
         """The first bytes of the server."""
@@ -67,20 +69,22 @@ class Relay:
             if passed:
                 self._count(len(passed), 0)
                 await self._loop.sock_sendall(self._server, passed)
+                passed = b""  # or it would be kept until something else comes
             if screen is not None and screen.upgrading:
                 await self._answered
                 passed = screen.upgraded(self._said.startswith(_ACCEPTED))
                 continue
-            data = await self._loop.sock_recv(self._client, BUFFER)
+            data = await self._loop.sock_recv(self._client, self._piece())
             if not data:
                 _end(self._server)
                 return
             self._moved += len(data)
             passed = data if screen is None else screen.feed(data)
+            del data
 
     async def _downwards(self) -> None:
         try:
-            while data := await self._loop.sock_recv(self._server, BUFFER):
+            while data := await self._loop.sock_recv(self._server, self._piece()):
                 self._moved += len(data)
                 if not self._answered.done():
                     self._said += data[: len(_ACCEPTED)]
@@ -88,6 +92,7 @@ class Relay:
                         self._answered.set_result(None)
                 self._count(0, len(data))
                 await self._loop.sock_sendall(self._client, data)
+                del data
         finally:
             if not self._answered.done():
                 self._answered.set_result(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from skerry.client.aio.environment import AsyncEnvironment
@@ -66,8 +67,9 @@ class AsyncSandbox:
         lifetime = timeout + REMOVAL_SECONDS
         try:
             environment = AsyncEnvironment(self._image, lifetime=lifetime, **network, **self._settings)
+            begun = time.monotonic()
             await environment.create()
-            _log.info("sandbox %s: created", environment.id)
+            _log.info("sandbox %s: created in %.1f ms", environment.id, 1000 * (time.monotonic() - begun))
             try:
                 return sections(await _executed(environment, timeout, **work), timeout)
             finally:
@@ -94,9 +96,10 @@ async def _executed(
 
 async def _remove(environment: AsyncEnvironment) -> None:
     """Its lease removes it later, when this cannot."""
+    begun = time.monotonic()
     try:
         await environment.delete()
     except SkerryError as error:
         _log.warning("sandbox %s: failed to remove it: %s", environment.id, error)
     else:
-        _log.info("sandbox %s: removed", environment.id)
+        _log.info("sandbox %s: removed in %.1f ms", environment.id, 1000 * (time.monotonic() - begun))

@@ -56,7 +56,8 @@ async def serve_http(place: Place, listen: str) -> None:
         raise InvalidRequest(
             f"--listen {listen!r} is no address of this machine alone", hint="127.0.0.1:PORT; port 0 for any"
         )
-    token = os.environ.get(TOKEN) or secrets.token_urlsafe(32)
+    given = os.environ.get(TOKEN, "")
+    token = given or secrets.token_urlsafe(32)
     with socket.create_server((host, int(port)), family=_LOOPBACK[host]) as listener:
         number = listener.getsockname()[1]
         names = [f"{name}:{number}" for name in ("127.0.0.1", "localhost", "[::1]")]
@@ -71,7 +72,7 @@ async def serve_http(place: Place, listen: str) -> None:
         _on_signals(server.leave)
         shown = f"[{host}]" if ":" in host else host
         _say(f"listening on http://{shown}:{number}/mcp")
-        if TOKEN not in os.environ:
+        if not given:
             _say(f"clients send: Authorization: Bearer {token}")
         try:
             await server.serve(sockets=[listener])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from skerry.client.sync.environment import Environment
@@ -67,8 +68,9 @@ class Sandbox:
         lifetime = timeout + REMOVAL_SECONDS
         try:
             environment = Environment(self._image, lifetime=lifetime, **network, **self._settings)
+            begun = time.monotonic()
             environment.create()
-            _log.info("sandbox %s: created", environment.id)
+            _log.info("sandbox %s: created in %.1f ms", environment.id, 1000 * (time.monotonic() - begun))
             try:
                 return sections(_executed(environment, timeout, **work), timeout)
             finally:
@@ -95,9 +97,10 @@ def _executed(
 
 def _remove(environment: Environment) -> None:
     """Its lease removes it later, when this cannot."""
+    begun = time.monotonic()
     try:
         environment.delete()
     except SkerryError as error:
         _log.warning("sandbox %s: failed to remove it: %s", environment.id, error)
     else:
-        _log.info("sandbox %s: removed", environment.id)
+        _log.info("sandbox %s: removed in %.1f ms", environment.id, 1000 * (time.monotonic() - begun))
