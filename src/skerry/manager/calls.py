@@ -137,9 +137,8 @@ class Call:
                     session.kill("its caller is gone")
                     raise
                 finally:
-                    if (
-                        asking is not None and not asking.done()
-                    ):  # half a request is none: what comes behind it would not be understood
+                    if asking is not None and not asking.done():
+                        # Half a request is none, and what comes behind it would not be understood.
                         asking.cancel()
                         session.kill("it did not read what it was asked")
                     session.end(self)
