@@ -126,6 +126,20 @@ def test_what_an_operator_says() -> None:
     assert "another form" in why("::ffff:10.1.2.3")
 
 
+def test_what_no_operator_can_say() -> None:
+    """That everything is public: this machine is not, by whatever address its loopback is reached."""
+    ranges = Ranges((ip_network("0.0.0.0/0"), ip_network("::/0")))
+    rules = Rules.parse("public", [], ranges)
+    inside = (
+        *("127.0.0.1", "127.0.0.2", "127.255.255.254", "0.0.0.0", "0.0.0.1", "224.0.0.1", "239.1.2.3"),
+        *("::", "::1", "::ffff:127.0.0.1", "::ffff:0.0.0.0", "::ffff:10.0.0.1", "ff02::1"),
+    )
+    for text in inside:
+        assert rules.why_not_address(ip_address(text), 80, by_name=True), text
+    for text in ("10.0.0.1", "169.254.169.254", "fd00::1", "64:ff9b::a00:1"):
+        assert rules.why_not_address(ip_address(text), 80, by_name=True) == "", text
+
+
 def test_who_asks_by_name_is_not_told_the_address() -> None:
     rules = Rules.parse("public", [], Ranges())
     assert "10.2.0.1" not in rules.why_not_address(ip_address("10.2.0.1"), 80, by_name=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -244,6 +245,9 @@ def test_empty_lines_before_a_request_are_left_out() -> None:
         request(b"GET / HTTP/1.1", HOST, b"X: " + b"y" * HEAD_MAX),
         b"GET /" + b"y" * (HEAD_MAX + 10),
         b"\r\n" * HEAD_MAX,
+        request(b"A" * 33 + b" / HTTP/1.1", b"Host: evil.example"),
+        request(b"A" * 300 + b" / HTTP/1.1", b"Host: evil.example"),
+        b"\r\n" * 100 + EVIL,
     ],
 )
 def test_http_that_is_for_another_or_could_be(words: bytes, port: int) -> None:
@@ -291,6 +295,30 @@ def test_small_chunks_are_not_copied_again_and_again() -> None:
     chunks = b"1\r\nx\r\n" * 50_000
     screen.feed(request(POST, HOST, b"Transfer-Encoding: chunked"))
     assert screen.feed(chunks) == chunks
+
+
+def test_small_records_are_not_read_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slowly they come: who sends a byte must not cost more than a byte's worth of anybody's time."""
+    read = 0
+    unpack = struct.unpack_from
+
+    def counted(*args: Any) -> Any:
+        nonlocal read
+        read += 1
+        return unpack(*args)
+
+    words = records(b"\x16\x03\x01\0\0\x01\0\x10\0" + bytes(500), 1)
+    monkeypatch.setattr(struct, "unpack_from", counted)
+    screen = Screen(NAME, 443)
+    for byte in words:
+        assert screen.feed(bytes((byte,))) == b""
+    assert read <= len(words)
+
+
+def test_who_says_nothing_is_not_heard_out() -> None:
+    for words in (b"\r\n" * 32, b"A" * 257):
+        with pytest.raises(Refused):
+            Screen(NAME, 8080).feed(words)
 
 
 @given(

@@ -20,6 +20,7 @@ _NOT_PUBLIC = {
     "10.0.0.0/8": "a private range",
     "100.64.0.0/10": "the range of carrier-grade NAT",
     "127.0.0.0/8": "loopback",
+    "168.63.129.16/32": "the machine below those of Azure, with their settings and secrets",
     "169.254.0.0/16": "the link-local range, with the metadata of clouds",
     "172.16.0.0/12": "a private range",
     "192.0.0.0/24": "reserved for protocols",
@@ -51,6 +52,11 @@ _OTHERS = {
     "fe80::/10": "the link-local range",
     "ff00::/8": "multicast",
 }
+_NEVER = [
+    ipaddress.ip_network(text)
+    for text in ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/4", "::/128", "::1/128", "::ffff:0:0/96", "ff00::/8")
+]
+"""No operator can make these public: they are this machine, or mean another address than they say."""
 _WORDS = [(ipaddress.ip_network(text), words) for text, words in {**_NOT_PUBLIC, **_OTHERS}.items()]
 
 
@@ -69,7 +75,7 @@ class Ranges:
             return "an address of this machine"
         if _within(address, self.internal):
             return "internal here"
-        if _within(address, self.public):
+        if _within(address, self.public) and not _within(address, _NEVER):
             return ""
         if getattr(address, "scope_id", None):
             return "an address of one link"

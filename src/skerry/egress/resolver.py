@@ -95,16 +95,15 @@ async def resolve(name: str) -> list[Address]:
     """By the daemon's own resolver. Raises OSError; an empty list when there is no such name."""
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.run_in_executor(
-            _resolvers, lambda: socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        )
+        found = await loop.run_in_executor(_resolvers, _look_up, name)
     except socket.gaierror as error:
         if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", -5)):
             return []
         raise
-    addresses: list[Address] = []
-    for _, _, _, _, place in found:
-        address = ipaddress.ip_address(str(place[0]).partition("%")[0])
-        if address not in addresses:
-            addresses.append(address)
-    return addresses
+    return [ipaddress.ip_address(text) for text in found]
+
+
+def _look_up(name: str) -> list[str]:
+    """For a thread: an answer can have thousands of addresses. Raises OSError."""
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(place[0]).partition("%")[0] for *_, place in found))[:ADDRESSES_MAX]

@@ -14,7 +14,9 @@ from skerry.egress.names import canonical
 HELLO_MAX = 16 << 10
 HEAD_MAX = 64 << 10
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]"
-_BEGINS_REQUEST = re.compile(_TOKEN + rb"{0,32}(?:$|[ \t])")
+_BEGINS_REQUEST = re.compile(_TOKEN + rb"{0,256}(?:$|[ \t])")
+_ENDLESS = re.compile(rb"[\r\n]{64}|[\r\n]*" + _TOKEN + rb"{257}")
+"""Empty lines, or a method, that some server might take for the beginning of a request, and we would for ever."""
 _REQUEST = re.compile(rb"(" + _TOKEN + rb"{1,32}) ([!-~\x80-\xff]+) HTTP/1\.([01])")
 _FIELD = re.compile(rb"(" + _TOKEN + rb"+):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")
 _LENGTH = re.compile(r"[0-9]{1,18}")
@@ -47,34 +49,39 @@ def looks_like_http(data: bytes) -> bool | None:
     return True if len(line) > HEAD_MAX else None
 
 
-def server_name(data: bytes) -> str | None:
-    """The name that a client of TLS asks for, in one form; None while more is needed.
+class Greeting:
+    """The first words of a client of TLS, which may be spread over many records."""
 
-    Raises Refused for what is no greeting, or one without a name.
-    """
-    hello = b""
-    at = 0
-    while True:  # the greeting may be spread over several records
-        if len(data) < at + 5:
-            break
-        kind, major, length = data[at], data[at + 1], struct.unpack_from(">H", data, at + 3)[0]
-        if kind != 22 or major != 3 or not 0 < length <= HELLO_MAX:
-            raise Refused("it is no TLS")
-        if len(data) < at + 5 + length:
-            break
-        hello += data[at + 5 : at + 5 + length]
-        at += 5 + length
-        if len(hello) >= 4:
-            if hello[0] != 1:
+    def __init__(self) -> None:
+        self._at = 0
+        """Where the first record begins that is not whole yet: the others are not looked at again."""
+        self._message = bytearray()
+
+    def server_name(self, data: bytes) -> str | None:
+        """The name that is asked for, in one form; None while more is needed. `data` is all that has come.
+
+        Raises Refused for what is no greeting, or one without a name.
+        """
+        while len(data) >= self._at + 5:
+            kind, major, _, length = struct.unpack_from(">BBBH", data, self._at)
+            if kind != 22 or major != 3 or not 0 < length <= HELLO_MAX:
                 raise Refused("it is no TLS")
-            wanted = 4 + int.from_bytes(hello[1:4], "big")
-            if wanted > HELLO_MAX:
-                raise Refused("its greeting is too long")
-            if len(hello) >= wanted:
-                return _name_in(hello[4:wanted])
-    if len(data) > HELLO_MAX:
-        raise Refused("its greeting is too long")
-    return None
+            end = self._at + 5 + length
+            if len(data) < end:
+                break
+            self._message += data[self._at + 5 : end]
+            self._at = end
+            if len(self._message) >= 4:
+                if self._message[0] != 1:
+                    raise Refused("it is no TLS")
+                wanted = 4 + int.from_bytes(self._message[1:4], "big")
+                if wanted > HELLO_MAX:
+                    raise Refused("its greeting is too long")
+                if len(self._message) >= wanted:
+                    return _name_in(bytes(self._message[4:wanted]))
+        if len(data) > HELLO_MAX:
+            raise Refused("its greeting is too long")
+        return None
 
 
 def _name_in(hello: bytes) -> str:
@@ -123,6 +130,7 @@ class Screen:
         self._name = name
         self._port = port
         self._held = b""
+        self._greeting = Greeting()
         self._guard: HttpGuard | None = None
         self._decided = False
 
@@ -161,7 +169,7 @@ class Screen:
     def _decide(self) -> bool:
         if looks_like_tls(self._held):
             try:
-                asked = server_name(self._held)
+                asked = self._greeting.server_name(self._held)
                 if asked is not None and asked != self._name:
                     raise Refused(f"TLS for {asked}")
             except Refused as refused:
@@ -169,6 +177,8 @@ class Screen:
                 raise
             self._decided = asked is not None
             return self._decided
+        if _ENDLESS.match(self._held):
+            raise Refused("it says nothing that can be understood")
         http = looks_like_http(self._held)
         if http:
             self._guard = HttpGuard(self._name, self._port)
@@ -186,6 +196,8 @@ class HttpGuard:
         self._port = port
         self.held = b""
         """What has come, and could not be passed on yet."""
+        self._seen = 0
+        """So much of the head of a request has come, without its end: it is not searched again."""
         self._left = 0
         """Bytes of a body, or of a chunk with its end, that are still to come."""
         self._end_of_chunk = False
@@ -226,12 +238,14 @@ class HttpGuard:
         return b"".join(out)
 
     def _head(self, data: bytes, at: int) -> int:
-        end = data.find(b"\r\n\r\n", at)
+        begin = max(at, at + self._seen - 3)
+        end = data.find(b"\r\n\r\n", begin)
         until = len(data) if end < 0 else end
         if until - at > HEAD_MAX:
             raise Refused("the head of a request is too long")
-        if data.count(b"\n", at, until) != data.count(b"\r\n", at, until):
+        if data.count(b"\n", begin, until) != data.count(b"\r\n", max(at, begin - 1), until):
             raise Refused("a request is broken")
+        self._seen = len(data) - at if end < 0 else 0
         if end < 0:
             return 0
         self._read(data[at:end])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -231,7 +232,9 @@ class _Audited(Witness):
         self._open: dict[Connection, Act] = {}
 
     async def opening(self, connection: Connection) -> None:
-        act = Act(self._records, self._caller, ACTION, self._subject, _told(connection))
+        # An id of its own tells which result is whose, and what has none after a crash.
+        caller = replace(self._caller, request_id=token_hex(8))
+        act = Act(self._records, caller, ACTION, self._subject, _told(connection))
         await act.begin()
         self._open[connection] = act
 
