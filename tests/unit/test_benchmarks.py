@@ -23,10 +23,17 @@ GOOD_TIMES = {
     "execute": summary(0.002),
     "session": summary(0.001),
     "cli": summary(0.080),
+    "pooled_fresh": summary(0.004),
+    "bare_print": summary(0.010),
+    "code_python": summary(0.010),
     "bare_go": summary(0.101),
     "code_go": summary(0.300),
 }
-GOOD_RESULTS: dict[str, Any] = {"idle_bytes": 1023 * 1024, "many": {"alive": 500}}
+GOOD_RESULTS: dict[str, Any] = {
+    "idle_bytes": 1023 * 1024,
+    "many": {"alive": 500},
+    "code": {"per_second": 150.0},
+}
 
 
 def missed(results: dict[str, Any], times: dict[str, Summary]) -> list[str]:
@@ -53,8 +60,8 @@ def test_a_little_slower_misses_one(key: str, seconds: float) -> None:
 
 
 def test_what_was_not_measured_is_not_kept() -> None:
-    assert len(missed({}, {})) == 8
-    assert len(missed({"idle_bytes": None, "many": None}, GOOD_TIMES)) == 2
+    assert len(missed({}, {})) == 11
+    assert len(missed({"idle_bytes": None, "many": None}, GOOD_TIMES)) == 3
 
 
 def test_subjects_take_turns_and_the_first_round_does_not_count() -> None:
