@@ -23,8 +23,8 @@ def node() -> None:
     support.require("node")
 
 
+@pytest.mark.requirement("R9")
 async def test_javascript_keeps_its_state(box: Box) -> None:
-    """R9"""
     async with opened(box, "nodejs") as session:
         assert (await run(session, "const a = 1; let b = 2; var c = 3; class D {}")).value is None
         assert (await run(session, "const p = await Promise.resolve(5)")).value is None
@@ -123,8 +123,8 @@ async def command(session: ShellSession, text: str, **options: Any) -> SessionRe
     return await session.prepare(CALLER, Code(text, **options)).run()
 
 
+@pytest.mark.requirement("R9", "R45")
 async def test_bash_keeps_its_state(box: Box) -> None:
-    """R9, R45"""
     async with bash(box, cwd="/tmp") as session:
         result = await command(session, "x=5; y=(1 2); f() { echo f; }; pwd; (exit 3)")
         assert (result.stdout, result.exit_code, result.outcome) == ("/tmp\n", 3, Outcome.FAILED)

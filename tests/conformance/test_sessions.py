@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -94,8 +95,8 @@ async def asked(session: Interpreter) -> None:
 # ---- state and results ----
 
 
+@pytest.mark.requirement("R9", "R45")
 async def test_state_stays_for_a_thousand_calls(box: Box) -> None:
-    """R9, R45"""
     async with opened(box) as session:
         assert (await run(session, "x = 0")).value is None
         for _ in range(998):
@@ -269,8 +270,8 @@ async def test_calls_wait_for_each_other(box: Box) -> None:
         assert (await run(session, "found")).value == str(list(range(20)))
 
 
+@pytest.mark.requirement("R9")
 async def test_sessions_are_found_by_id_and_do_not_share_state(box: Box) -> None:
-    """R9"""
     sessions = sessions_of(box).sessions
     first, second = await interpreter(sessions, "python", "one"), await interpreter(sessions, "python", "two")
     assert await sessions.open(CALLER, "python", "one") is first
@@ -348,6 +349,9 @@ async def test_an_interrupt_that_comes_late_is_for_nobody_else(box: Box) -> None
             session.interrupt()
             await task
             assert (await run(session, "'next'")).value == "'next'"
+        session.interrupted = True  # and it comes after the end
+        session.signal(signal.SIGINT)
+        assert (await run(session, "'next'")).value == "'next'"
 
 
 async def test_a_time_limit_interrupts(box: Box) -> None:
@@ -544,6 +548,26 @@ print("more")
         result = await run(session, lie)
         assert (result.outcome, result.values) == (Outcome.COMPLETED, ())
         assert (await run(session, "'next'")).value == "'next'"
+
+
+async def test_lies_about_values_are_bounded(box: Box) -> None:
+    lie = """
+import gc, json, os
+(runner,) = [each for each in gc.get_objects() if type(each).__name__ == "Runner"]
+for number in range(-5, 100):
+    for form in range(100):
+        head = {"token": runner._token, "value": number, "kind": "value", "type": f"text/f{form}", "cut": form % 2}
+        os.write(9, json.dumps({**head, "size": 4}).encode() + b"\\ndata")
+    for odd in ("a" * 1000 + "/b", "text", "", None, 5, "TEXT/PLAIN", "text/pl ain"):
+        os.write(9, json.dumps({**head, "type": odd, "size": 0}).encode() + b"\\n")
+"""
+    async with opened(box) as session:
+        values = (await run(session, lie)).values
+        assert len(values) == 32
+        for value in values:
+            assert len(value.data) + len(value.truncated) <= 17
+            assert all(media.startswith("text/f") for media in (*value.data, *value.truncated))
+        assert (await run(session, "1")).value == "1"
 
 
 async def test_programs_do_not_inherit_the_private_descriptors(box: Box) -> None:

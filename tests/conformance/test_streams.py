@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from skerry.guest.channel import WINDOW
+from skerry.guest.channel import REPLIES, WINDOW
 from tests.conformance.harness import BIG, Box, eventually, expect, feed, finish
 
 ALL_BYTES = bytes(range(256))
@@ -198,3 +198,27 @@ async def test_a_reader_may_stop_and_go_on(box: Box) -> None:
     await box.channel.ping()
     seen += (await finish(process)).stdout
     assert seen == b"".join(b"%d\n" % n for n in range(1, 200_001))
+
+
+@pytest.mark.parametrize("descriptor", [1, 2])
+async def test_a_reply_comes_behind_the_output_that_was_written_before_it(box: Box, descriptor: int) -> None:
+    size = WINDOW + 30_000  # more than the host has given credit for, and all of it is in pipes
+    script = f"head -c {size} /dev/zero >&{descriptor}; echo reply >&9; echo > replied; read x; echo last >&9"
+    process = await box.start("sh", "-c", script, stdin=True, replies=True)
+    await box.written("replied")
+    seen: list[tuple[int, int]] = []
+    async for stream, data in process.output():
+        seen.append((stream, len(data)))
+        if stream == REPLIES:
+            break
+    assert sum(length for stream, length in seen if stream == descriptor) == size
+    assert seen[-1] == (REPLIES, len("reply\n"))
+    await process.write(b"\n")
+    assert [(stream, data) async for stream, data in process.output()] == [(REPLIES, b"last\n")]
+    assert (await process.wait()).code == 0
+    await box.channel.remove("replied")
+
+
+async def test_without_being_asked_for_there_is_no_third_stream(box: Box) -> None:
+    result = await box.sh("echo x >&9")
+    assert (result.stdout, result.code != 0) == (b"", True)

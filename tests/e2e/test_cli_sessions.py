@@ -17,8 +17,8 @@ def environment(cli: Cli) -> Iterator[str]:
     cli.ok("rm", found)
 
 
+@pytest.mark.requirement("R9")
 def test_state_stays_from_command_to_command(cli: Cli, environment: str) -> None:
-    """R9"""
     assert cli.ok("session", "run", environment, "-c", "x = 6\nprint('hello')\nx * 7") == "hello\n42"
     assert cli.ok("session", "run", environment, "--code", "x") == "6"
     assert (

@@ -60,6 +60,12 @@ def many(count, host, port, say, at_once=500):
 """
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that has much to do, a client may take its time before it says something."""
+    monkeypatch.setattr(proxies, "REASON_SECONDS", 60.0)
+
+
 def resident() -> int:
     """Bytes of memory that this process has."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -28,8 +28,8 @@ def env(daemon: Daemon, environment: str) -> Iterator[Environment]:
         yield Environment.get(environment, client)
 
 
+@pytest.mark.requirement("R9", "R45")
 def test_state_stays_from_call_to_call(env: Environment) -> None:
-    """R9, R45"""
     with env.session("python") as session:
         assert session.run("import os\nx = 6\nos.chdir('/tmp')").value is None
         result = session.run("print('hello')\nx * 7, os.getcwd()")
@@ -49,8 +49,8 @@ def test_a_session_has_the_variables_of_its_environment(daemon: Daemon) -> None:
                 assert session.run(code).value == "(['1', '2', '3'], '/tmp')"
 
 
+@pytest.mark.requirement("R9")
 def test_it_is_found_by_its_id(env: Environment) -> None:
-    """R9"""
     env.session("python", id="analysis").run("x = 5")
     assert env.session("python", id="analysis").run("x").value == "5"
     assert [info.session_id for info in env.sessions()] == ["analysis"]

@@ -310,6 +310,8 @@ def test_a_daemon_that_is_gone(door: str, home: Path) -> None:
             assert result["error"].startswith("Sandbox Error: ")
 
     asyncio.run(main())
+    with started(home):
+        pass  # and removes what the killed one has left
 
 
 @pytest.mark.root

@@ -21,11 +21,19 @@ GOOD_TIMES = {
     "fresh": summary(0.010),
     "run": summary(0.002),
     "execute": summary(0.002),
+    "session": summary(0.0014),
     "cli": summary(0.080),
+    "pooled_fresh": summary(0.004),
+    "bare_print": summary(0.010),
+    "code_python": summary(0.010),
     "bare_go": summary(0.101),
     "code_go": summary(0.300),
 }
-GOOD_RESULTS: dict[str, Any] = {"idle_bytes": 1023 * 1024, "many": {"alive": 500}}
+GOOD_RESULTS: dict[str, Any] = {
+    "idle_bytes": 1023 * 1024,
+    "many": {"alive": 500},
+    "code": {"per_second": 150.0},
+}
 
 
 def missed(results: dict[str, Any], times: dict[str, Summary]) -> list[str]:
@@ -38,15 +46,22 @@ def test_promises_that_are_just_kept() -> None:
 
 @pytest.mark.parametrize(
     ("key", "seconds"),
-    [("fresh", 0.0101), ("run", 0.00201), ("execute", 0.00201), ("cli", 0.0801), ("code_go", 0.31)],
+    [
+        ("fresh", 0.0101),
+        ("run", 0.00201),
+        ("execute", 0.00201),
+        ("cli", 0.0801),
+        ("code_go", 0.31),
+        ("session", 0.00145),
+    ],
 )
 def test_a_little_slower_misses_one(key: str, seconds: float) -> None:
     assert len(missed(GOOD_RESULTS, {**GOOD_TIMES, key: summary(seconds)})) == 1
 
 
 def test_what_was_not_measured_is_not_kept() -> None:
-    assert len(missed({}, {})) == 7
-    assert len(missed({"idle_bytes": None, "many": None}, GOOD_TIMES)) == 2
+    assert len(missed({}, {})) == 11
+    assert len(missed({"idle_bytes": None, "many": None}, GOOD_TIMES)) == 3
 
 
 def test_subjects_take_turns_and_the_first_round_does_not_count() -> None:

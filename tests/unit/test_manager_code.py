@@ -8,12 +8,20 @@ from typing import cast
 
 import pytest
 
-from skerry.errors import DaemonUnavailable, LanguageNotFound, LaunchFailed, QuotaExceeded
+from skerry.errors import (
+    DaemonUnavailable,
+    DiskFull,
+    LanguageNotFound,
+    LaunchFailed,
+    PlatformError,
+    QuotaExceeded,
+)
 from skerry.images.store import ImageStore
 from skerry.manager import code
 from skerry.manager.code import Code
 from skerry.manager.environment import Environment
 from skerry.manager.programs import Program
+from skerry.manager.toolchains import Toolchains
 from skerry.models import Outcome
 from skerry.store.audit import Entry
 from tests.unit.stubs import (
@@ -43,7 +51,7 @@ class World:
         self.missing = False
 
     def _program(self, process: StubProcess) -> None:
-        if process.start.argv != ["python3", "--version"]:
+        if process.start.argv not in (["python3", "--version"], ["go", "version"]):
             self.programs.append(process)
             return
         self.versions += 1
@@ -193,6 +201,41 @@ async def test_an_image_without_the_language(tmp_path: Path) -> None:
     assert world.versions == 1
     await world.code.close()
     assert world.backend.living == set()
+
+
+@asynchronous
+async def test_a_version_that_cannot_be_found_out_now_is_no_missing_language(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.backend.program = None
+    running = asyncio.create_task(world.run())
+    await until(lambda: any(channel.started for channel in world.backend.channels.values()))
+    next(iter(world.backend.channels.values())).break_down("the guest is gone")
+    with pytest.raises(PlatformError, match="cannot be found out"):
+        await running
+    world.backend.program = world._program
+    again = asyncio.create_task(world.run())
+    (await world.begun()).end()
+    assert (await again)[0] is Outcome.COMPLETED
+    await world.code.close()
+
+
+@pytest.mark.parametrize("error", [DiskFull("no room"), OSError(28, "No space left on device")])
+@asynchronous
+async def test_a_cache_for_which_there_is_no_room_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Toolchains, "_fill", full)
+    world = World(tmp_path)
+    running = asyncio.create_task(world.run(Program("go", "package main")))
+    process = await world.begun()
+    assert process.start.argv == ["go", "run", "main.go"]
+    assert "GOCACHE" not in process.start.env
+    process.end()
+    await running
+    await world.code.close()
 
 
 class Full(StubRecords):

@@ -7,7 +7,6 @@ import base64
 import contextlib
 import json
 import re
-import secrets
 import signal
 import time
 from dataclasses import dataclass
@@ -32,13 +31,15 @@ INTERRUPT_GRACE = 1.0
 """Seconds that code has to end after an interrupt; then its interpreter is killed."""
 AGAIN_SECONDS = 0.2
 LIST_SECONDS = 10.0
-VALUES_MAX = 32
+VALUES_MAX, FORMS_MAX = 32, 16
 VARIABLES_MAX = 500
 TEXT_MAX = 20_000
 """Characters of anything that an interpreter says about an exception or a variable."""
+SMALL = 16 << 10
+"""A request of so many bytes does not wait: the pipe to an interpreter that reads is larger."""
 HELD_MAX = 128 << 20
 """Bytes of values that all calls of the daemon together may hold."""
-_MEDIA = re.compile(r"[a-z]+/[a-z0-9.+-]{1,60}")
+_MEDIA = re.compile(r"[a-z]{1,20}/[a-z0-9.+-]{1,60}")
 EXIT_INTERRUPTED = 130
 
 
@@ -84,9 +85,9 @@ class Call:
 
     def __init__(self, session: Interpreter, request: dict[str, Any], timeout: float | None = None) -> None:
         self.id = new_id()
+        """Random, and so the token that replies to it must have."""
         self._session = session
         self._home = session.home
-        self._token = secrets.token_hex(8)
         self._request = request
         self._timeout = timeout
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -123,20 +124,21 @@ class Call:
                 self._before = self._home.sample()
                 self._began = time.monotonic()
                 self._begun = not session.interrupted
-                asked = {**self._request, "token": self._token, "interrupted": session.interrupted}
+                asked = {**self._request, "token": self.id, "interrupted": session.interrupted}
                 line = json.dumps(asked).encode() + b"\n"
-                asking = asyncio.create_task(process.write(line))
                 if self._timeout is not None:
                     self._limit(self._timeout, Outcome.TIMED_OUT, f"interrupted after {self._timeout:.10g} s")
+                asking = asyncio.create_task(process.write(line)) if len(line) > SMALL else None
                 try:
+                    if asking is None:
+                        await process.write(line)
                     await self._done
                 except asyncio.CancelledError:
                     session.kill("its caller is gone")
                     raise
                 finally:
-                    if (
-                        not asking.done()
-                    ):  # half a request is none: what comes behind it would not be understood
+                    if asking is not None and not asking.done():
+                        # Half a request is none, and what comes behind it would not be understood.
                         asking.cancel()
                         session.kill("it did not read what it was asked")
                     session.end(self)
@@ -196,7 +198,7 @@ class Call:
 
     def on_reply(self, head: dict[str, Any], data: bytes) -> None:
         """What has not its token, or makes no sense, is nothing."""
-        if head.get("token") != self._token or self._done.done():
+        if head.get("token") != self.id or self._done.done():
             return
         if "begun" in head:
             self._begun = True
@@ -243,6 +245,8 @@ class Call:
         if not isinstance(media, str) or not _MEDIA.fullmatch(media):
             return
         value = self._values.setdefault(number, Value(kind, {}, []))
+        if len(value.data) + len(value.truncated) >= FORMS_MAX:
+            return
         if head.get("cut") or Call._held + len(data) > HELD_MAX:
             value.truncated.append(media)
         if data and media not in value.data and Call._held + len(data) <= HELD_MAX:

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import structlog
 
 from skerry.backends.base import Layer
-from skerry.errors import DaemonUnavailable, LanguageNotFound, SkerryError
+from skerry.errors import DaemonUnavailable, LanguageNotFound, PlatformError, SkerryError
 from skerry.guest import files
 from skerry.host.trees import remove_tree, sync
 from skerry.images.store import HOST, Image
@@ -32,7 +32,7 @@ from skerry.manager.caller import Caller
 from skerry.manager.commands import Command
 from skerry.manager.environment import Environment
 from skerry.manager.environments import EnvironmentManager
-from skerry.models import ExecutionResult
+from skerry.models import ExecutionResult, Outcome
 from skerry.policy import GIB, Limits, Policy
 
 FRESH, FRESH_FAILURE = 300.0, 10.0
@@ -137,28 +137,30 @@ class Toolchains:
     async def _find_version(self, image: Image, language: Language) -> str | LanguageNotFound:
         async with self._environment(image) as environment:
             said = await self._run(environment, language.version, VERSION_SECONDS)
+        if said.outcome in (Outcome.INTERNAL, Outcome.CANCELED):
+            raise PlatformError(f"the version of {language.name} cannot be found out: {said.message}")
         return version_in(said.stdout or said.stderr) if said.ok else _missing(image, language, said)
 
     async def _find_cache(self, image: Image, language: Language, place: Path) -> Layer | None:
         assert language.cache is not None
-        if not await asyncio.to_thread(place.exists):
-            began = time.monotonic()
-            async with self._environment(image) as environment:
-                if not await self._fill(environment, language.cache, place):
-                    return None
-            log.info("cache made", language=language.name, seconds=round(time.monotonic() - began, 1))
-        await asyncio.to_thread(_use, place, language.cache)
+        try:
+            if not await asyncio.to_thread(place.exists):
+                began = time.monotonic()
+                async with self._environment(image) as environment:
+                    await self._fill(environment, language.cache, place)
+                log.info("cache made", language=language.name, seconds=round(time.monotonic() - began, 1))
+            await asyncio.to_thread(_use, place, language.cache)
+        except (SkerryError, OSError) as error:  # without it everything works, and takes longer
+            log.warning("no cache", language=language.name, error=str(error))
+            return None
         return Layer(f"{language.name}-cache", str(place))
 
-    async def _fill(self, environment: Environment, cache: Cache, place: Path) -> bool:
-        """Whether it could be made."""
+    async def _fill(self, environment: Environment, cache: Cache, place: Path) -> None:
+        """Raises PlatformError, OSError, and what else an archive can fail with."""
         inside = f"{home(environment)['HOME']}/cache"
         made = await self._run(environment, cache.command, CACHE_SECONDS, {cache.variable: inside})
         if not made.ok:
-            log.warning(
-                "no cache", variable=cache.variable, outcome=str(made.outcome), said=made.stderr[-500:]
-            )
-            return False
+            raise PlatformError(f"its command: {made.outcome}: {made.message or made.stderr[-500:]}")
         self._directory.mkdir(mode=0o700, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=_STAGING, dir=self._directory) as staging:
             with tempfile.TemporaryFile(dir=staging) as archive:
@@ -166,7 +168,6 @@ class Toolchains:
                     async for chunk in files.tar(use.channel, inside, contents=True):
                         await asyncio.to_thread(archive.write, chunk)
                 await asyncio.to_thread(_unpack, archive, Path(staging, "cache"), place)
-        return True
 
     @asynccontextmanager
     async def _environment(self, image: Image) -> AsyncIterator[Environment]:
