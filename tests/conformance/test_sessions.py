@@ -550,6 +550,26 @@ print("more")
         assert (await run(session, "'next'")).value == "'next'"
 
 
+async def test_lies_about_values_are_bounded(box: Box) -> None:
+    lie = """
+import gc, json, os
+(runner,) = [each for each in gc.get_objects() if type(each).__name__ == "Runner"]
+for number in range(-5, 100):
+    for form in range(100):
+        head = {"token": runner._token, "value": number, "kind": "value", "type": f"text/f{form}", "cut": form % 2}
+        os.write(9, json.dumps({**head, "size": 4}).encode() + b"\\ndata")
+    for odd in ("a" * 1000 + "/b", "text", "", None, 5, "TEXT/PLAIN", "text/pl ain"):
+        os.write(9, json.dumps({**head, "type": odd, "size": 0}).encode() + b"\\n")
+"""
+    async with opened(box) as session:
+        values = (await run(session, lie)).values
+        assert len(values) == 32
+        for value in values:
+            assert len(value.data) + len(value.truncated) <= 17
+            assert all(media.startswith("text/f") for media in (*value.data, *value.truncated))
+        assert (await run(session, "1")).value == "1"
+
+
 async def test_programs_do_not_inherit_the_private_descriptors(box: Box) -> None:
     async with opened(box) as session:
         code = "import subprocess\nprint(subprocess.run('ls /proc/self/fd', shell=True, close_fds=False, "

@@ -436,3 +436,31 @@ def test_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
             assert max(Counter(taken).values()) <= 2 * 64
 
     in_a_network_of_its_own(main)
+
+
+def test_what_comes_too_often_stays_in_the_kernel() -> None:
+    """Queries and connections, of which the daemon and the machine remember something; not what goes to itself."""
+    flood = (
+        "sent = 0\n"
+        "with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:\n"
+        "    for number in range(20_000):\n"
+        "        try:\n"
+        "            s.sendto({0!r}, ({1}, {2}))\n"
+        "            sent += 1\n"
+        "        except PermissionError: pass\n"
+        "tracked = int(open('/proc/sys/net/netfilter/nf_conntrack_count').read())\n"
+        "answer = [sent, tracked]"
+    )
+
+    async def main() -> None:
+        async with world("allowlist") as it:
+            for to in ("'9.9.9.9'", "'127.0.0.1'"):
+                sent, _ = await it.run(flood.format(question("n.example"), to, 53))
+                assert sent < 20_000, to
+            before = await it.run(flood.format(b"x", "f'9.9.{number >> 8}.{number & 255}'", 99))
+            assert before[0] < 20_000
+            itself = await it.run(flood.format(b"x", "'127.0.0.1'", "1024 + number"))
+            assert itself[0] == 20_000
+            assert itself[1] <= before[1], "nothing of it is remembered"
+
+    in_a_network_of_its_own(main)

@@ -99,9 +99,11 @@ def test_both_worlds(daemon: Daemon, environment: str) -> None:
                 seen: list[str] = []
                 result = await session.run("print(input())\n5", stdin="given", on_stdout=seen.append)
                 assert (result.value, seen) == ("5", ["given\n"])
-                running = asyncio.create_task(session.run("x = 1\nwhile True: pass"))
-                while (await session.info()).state != "busy":  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+                begun = asyncio.Event()
+                code = "x = 1\nprint('begun')\nwhile True: pass"
+                running = asyncio.create_task(session.run(code, on_stdout=lambda _: begun.set()))
+                await begun.wait()
+                assert (await session.info()).state == "busy"
                 running.cancel()  # which interrupts the code
                 assert (await session.run("x")).value == "1"
 
@@ -193,10 +195,10 @@ OPEN_AND_RUN = ("session.open", "session.run")
 
 
 def test_a_running_call_is_activity_and_an_idle_session_is_none(daemon: Daemon) -> None:
-    environment = daemon.create(idle=1)
+    environment = daemon.create(idle=2)
     sessions = f"/environments/{environment}/sessions"
     daemon.call("POST", sessions, {"language": "python", "session_id": "one"}, expect=201)
-    ran = daemon.call("POST", f"{sessions}/one/run", {"code": "import time; time.sleep(2)"})
+    ran = daemon.call("POST", f"{sessions}/one/run", {"code": "import time; time.sleep(3)"})
     assert ran["outcome"] == "completed"
     with daemon.stream(f"/environments/{environment}/logs?follow=1") as log:
         log.read()  # until the environment has ended

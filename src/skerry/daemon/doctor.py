@@ -216,7 +216,10 @@ def _environment() -> Iterator[Check]:
             yield Check("network", OK, "environments can have one, with the daemon as the only way out")
         else:
             yield Check(
-                "network", WARNING, f"only `none`: {row.by}", "a kernel with nf_tables, nft_nat and nft_redir"
+                "network",
+                WARNING,
+                f"only `none`: {row.by}",
+                "a kernel with nf_tables, nft_nat, nft_redir, nft_ct and nft_limit",
             )
 
 

@@ -3,6 +3,11 @@
 Every address becomes a local one (a route of the type `local` for everything), and netfilter redirects every TCP
 connection that does not go to loopback, and every DNS query, to our ports. Numbers from linux/rtnetlink.h and
 linux/netfilter/nf_tables.h.
+
+What comes too often goes no further than the kernel of the one who sends it. A connection that is redirected is
+remembered for two minutes, in memory that is nobody's and in a table that all networks of the machine share; a query
+costs the daemon more than it costs who asks. So what goes to loopback is not remembered at all, and of the rest there
+is so much a second.
 """
 
 from __future__ import annotations
@@ -24,14 +29,19 @@ _TABLE_LOCAL, _PROTOCOL_BOOT, _SCOPE_HOST, _TYPE_LOCAL, _OUT_DEVICE = 255, 3, 25
 _SUBSYSTEM = 10
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _NEW_TABLE, _DELETE_TABLE, _NEW_CHAIN, _NEW_RULE = (_SUBSYSTEM << 8 | number for number in (0, 2, 3, 6))
-_OUTPUT, _PRIORITY, _ACCEPT = 3, -100, 1
+_OUTPUT, _DROP, _ACCEPT = 3, 0, 1
+_BEFORE_TRACKING, _AFTER_TRACKING, _REDIRECTING = -300, -150, -100
+_VERDICT = 0  # the register for it
 _META_L4PROTO = 16
+_STATE, _NEW = 0, struct.pack("=I", 8)
 _NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2
 _EQUAL, _NOT_EQUAL = 0, 1
 _REGISTER = 1
 
 _TABLE = b"skerry\0"
-_CHAIN = b"output\0"
+NEW_A_SECOND, NEW_AT_ONCE = 1000, 4000
+"""Connections, and whatever else begins."""
+QUERIES_A_SECOND, QUERIES_AT_ONCE = 1000, 2000
 
 
 def routes(families: Iterable[int]) -> bytes:
@@ -56,24 +66,34 @@ def redirections(families: Iterable[int], tcp_port: int, dns_port: int) -> bytes
         # A table that is there, an earlier daemon's, goes; one can only be deleted if it is there.
         for kind in (_NEW_TABLE, _DELETE_TABLE, _NEW_TABLE):
             messages.append(_netfilter(kind, family, _attribute(1, _TABLE)))
-        hook = _attribute(1, _big(_OUTPUT)) + _attribute(2, struct.pack(">i", _PRIORITY))
-        messages.append(
-            _netfilter(
-                _NEW_CHAIN,
-                family,
-                _attribute(1, _TABLE)
-                + _attribute(3, _CHAIN)
-                + _attribute(4 | _NESTED, hook)
-                + _attribute(5, _big(_ACCEPT))
-                + _attribute(7, b"nat\0"),
-            )
+        elsewhere, dns = _loopback(family, _NOT_EQUAL), (*_protocol(IPPROTO_UDP), *_to_port(53))
+        too_many_queries = (*dns, *_drop_above(QUERIES_A_SECOND, QUERIES_AT_ONCE))
+        to_itself = (*_loopback(family, _EQUAL), _expression(b"notrack\0", b""))
+        # Our answers go to loopback as well, by IPv6, and must find their way back.
+        ours = [(*_from_port(port), _verdict(_ACCEPT)) for port in (tcp_port, dns_port)]
+        messages += _chain(
+            family, b"raw\0", b"filter\0", _BEFORE_TRACKING, too_many_queries, *ours, to_itself
         )
-        elsewhere = _not_loopback(family)
-        dns = (*elsewhere, *_protocol(IPPROTO_UDP), *_to_port(53), *_redirect(dns_port))
-        messages.append(_rule(family, dns))
-        messages.append(_rule(family, (*elsewhere, *_protocol(IPPROTO_TCP), *_redirect(tcp_port))))
+        too_many = (*_new(), *_drop_above(NEW_A_SECOND, NEW_AT_ONCE))
+        messages += _chain(family, b"new\0", b"filter\0", _AFTER_TRACKING, too_many)
+        queries = (*elsewhere, *dns, *_redirect(dns_port))
+        connections = (*elsewhere, *_protocol(IPPROTO_TCP), *_redirect(tcp_port))
+        messages += _chain(family, b"output\0", b"nat\0", _REDIRECTING, queries, connections)
     messages.append(_batch(_BATCH_END))
     return b"".join(messages)
+
+
+def _chain(family: int, name: bytes, kind: bytes, priority: int, *rules: Iterable[bytes]) -> list[bytes]:
+    """For what is sent, and its rules."""
+    hook = _attribute(1, _big(_OUTPUT)) + _attribute(2, struct.pack(">i", priority))
+    made = (
+        _attribute(1, _TABLE)
+        + _attribute(3, name)
+        + _attribute(4 | _NESTED, hook)
+        + _attribute(5, _big(_ACCEPT))
+        + _attribute(7, kind)
+    )
+    return [_netfilter(_NEW_CHAIN, family, made), *(_rule(family, name, rule) for rule in rules)]
 
 
 def _message(kind: int, flags: int, body: bytes) -> bytes:
@@ -89,23 +109,49 @@ def _netfilter(kind: int, family: int, attributes: bytes) -> bytes:
     return _message(kind, _CREATE | _APPEND, struct.pack(">BBH", family, 0, 0) + attributes)
 
 
-def _rule(family: int, expressions: Iterable[bytes]) -> bytes:
+def _rule(family: int, chain: bytes, expressions: Iterable[bytes]) -> bytes:
     listed = b"".join(_attribute(1 | _NESTED, expression) for expression in expressions)
     return _netfilter(
-        _NEW_RULE, family, _attribute(1, _TABLE) + _attribute(2, _CHAIN) + _attribute(4 | _NESTED, listed)
+        _NEW_RULE, family, _attribute(1, _TABLE) + _attribute(2, chain) + _attribute(4 | _NESTED, listed)
     )
 
 
-def _not_loopback(family: int) -> tuple[bytes, bytes]:
+def _loopback(family: int, how: int) -> tuple[bytes, bytes]:
     """127/8 by its first byte, ::1 as a whole."""
     if family == AF_INET:
-        return _payload(_NETWORK_HEADER, 16, 1), _compare(_NOT_EQUAL, b"\x7f")
-    return _payload(_NETWORK_HEADER, 24, 16), _compare(_NOT_EQUAL, bytes(15) + b"\x01")
+        return _payload(_NETWORK_HEADER, 16, 1), _compare(how, b"\x7f")
+    return _payload(_NETWORK_HEADER, 24, 16), _compare(how, bytes(15) + b"\x01")
+
+
+def _new() -> tuple[bytes, bytes]:
+    """The first packet of anything."""
+    state = _expression(b"ct\0", _attribute(1, _big(_REGISTER)) + _attribute(2, _big(_STATE)))
+    return state, _compare(_EQUAL, _NEW)
+
+
+def _drop_above(a_second: int, at_once: int) -> tuple[bytes, bytes]:
+    above = 1
+    limit = (
+        _attribute(1, struct.pack(">Q", a_second))
+        + _attribute(2, struct.pack(">Q", 1))
+        + _attribute(3, _big(at_once))
+        + _attribute(5, _big(above))
+    )
+    return _expression(b"limit\0", limit), _verdict(_DROP)
+
+
+def _verdict(code: int) -> bytes:
+    value = _attribute(2 | _NESTED, _attribute(2 | _NESTED, _attribute(1, _big(code))))
+    return _expression(b"immediate\0", _attribute(1, _big(_VERDICT)) + value)
 
 
 def _protocol(number: int) -> tuple[bytes, bytes]:
     meta = _expression(b"meta\0", _attribute(1, _big(_REGISTER)) + _attribute(2, _big(_META_L4PROTO)))
     return meta, _compare(_EQUAL, bytes((number,)))
+
+
+def _from_port(port: int) -> tuple[bytes, bytes]:
+    return _payload(_TRANSPORT_HEADER, 0, 2), _compare(_EQUAL, struct.pack(">H", port))
 
 
 def _to_port(port: int) -> tuple[bytes, bytes]:

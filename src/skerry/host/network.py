@@ -118,7 +118,7 @@ def _ask(
     if code:
         raise IsolationUnavailable(
             f"{what} failed: {os.strerror(code)}",
-            hint="a network needs netfilter (nf_tables with nat) in the kernel; `skerry doctor` checks it",
+            hint="a network needs nf_tables with nat, ct and limit in the kernel; `skerry doctor` checks it",
         )
     return found
 

@@ -31,7 +31,7 @@ INTERRUPT_GRACE = 1.0
 """Seconds that code has to end after an interrupt; then its interpreter is killed."""
 AGAIN_SECONDS = 0.2
 LIST_SECONDS = 10.0
-VALUES_MAX = 32
+VALUES_MAX, FORMS_MAX = 32, 16
 VARIABLES_MAX = 500
 TEXT_MAX = 20_000
 """Characters of anything that an interpreter says about an exception or a variable."""
@@ -39,7 +39,7 @@ SMALL = 16 << 10
 """A request of so many bytes does not wait: the pipe to an interpreter that reads is larger."""
 HELD_MAX = 128 << 20
 """Bytes of values that all calls of the daemon together may hold."""
-_MEDIA = re.compile(r"[a-z]+/[a-z0-9.+-]{1,60}")
+_MEDIA = re.compile(r"[a-z]{1,20}/[a-z0-9.+-]{1,60}")
 EXIT_INTERRUPTED = 130
 
 
@@ -245,6 +245,8 @@ class Call:
         if not isinstance(media, str) or not _MEDIA.fullmatch(media):
             return
         value = self._values.setdefault(number, Value(kind, {}, []))
+        if len(value.data) + len(value.truncated) >= FORMS_MAX:
+            return
         if head.get("cut") or Call._held + len(data) > HELD_MAX:
             value.truncated.append(media)
         if data and media not in value.data and Call._held + len(data) <= HELD_MAX:

@@ -37,6 +37,7 @@ VALUE_MAX = 4 << 10
 PIECE_MAX = 4 << 20
 CALL_MAX = 8 << 20
 """Bytes of one form of one value, and of everything that one call shows."""
+HELD_MAX = 32 << 10
 VALUES_MAX = 32
 ROWS_MAX = 1000
 VARIABLES_MAX = 500
@@ -68,6 +69,7 @@ class Runner:
         """Whether an interrupt may be raised where it comes: only while the user's code runs."""
         self._missed = False
         self._token = ""
+        self._held = b""
         self._calls = self._values = self._room = 0
         self._loop: Any = None
         self._main = types.ModuleType("__main__")
@@ -252,7 +254,7 @@ class Runner:
                 data, cut = b"", True
             self._room -= len(data)
             head = {"token": self._token, "value": self._values, "kind": kind, "type": media, "cut": cut}
-            self._send({**head, "size": len(data)}, data)
+            self._send({**head, "size": len(data)}, data, more=kind == "value")
 
     def _list(self) -> None:
         short = reprlib.Repr()
@@ -268,16 +270,21 @@ class Runner:
             except Exception as error:
                 text, size = f"<{type(error).__name__} in its repr>", 0
             about = {"name": name[:200], "type": type(value).__name__[:200], "text": text[:200], "size": size}
-            self._send({"token": self._token, "variable": about})
+            self._send({"token": self._token, "variable": about}, more=True)
 
-    def _send(self, head: dict[str, Any], data: bytes = b"") -> None:
-        """Whole, whatever interrupts it: an interrupt that comes meanwhile is raised afterwards."""
+    def _send(self, head: dict[str, Any], data: bytes = b"", more: bool = False) -> None:
+        """Whole, whatever interrupts it: an interrupt that comes meanwhile is raised afterwards.
+
+        `more`: something follows soon, and this may go along with it.
+        """
         armed, self._armed = self._armed, False
         with self._turn:
             line = json.dumps(head, ensure_ascii=False).encode("utf-8", "backslashreplace")
-            left = memoryview(line + b"\n" + data)
-            while left:
-                left = left[os.write(REPLIES, left) :]
+            self._held += line + b"\n" + data
+            if not more or len(self._held) > HELD_MAX:
+                left, self._held = memoryview(self._held), b""
+                while left:
+                    left = left[os.write(REPLIES, left) :]
         if armed:
             self._arm()
 
