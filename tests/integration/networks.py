@@ -14,6 +14,8 @@ from tests import support
 from tests.integration.daemon import Daemon, started
 from tests.integration.internet import Internet, in_a_network_of_its_own, internet
 
+POOLED = 0
+"""How many environments are ready before the first is asked for."""
 PUBLIC, OTHER, INTERNAL = "93.184.216.34", "93.184.216.35", "10.1.2.3"
 FETCH = """
 import sys, urllib.request, urllib.error
@@ -51,8 +53,12 @@ def world(
 ) -> Iterator[tuple[Internet, Daemon, Client]]:
     with internet([PUBLIC, OTHER, INTERNAL]) as outside, home_of(user) as home:
         outside.names = {"example.com": PUBLIC, "www.example.com": OTHER, "inside.test": INTERNAL, **names}
+        if POOLED:
+            (home / "pools.toml").write_text(f"[default]\nminimum = {POOLED}\n")
         with started(home, *options, user=user) as daemon, Client(str(home)) as client:
+            client.warm_up_pool("default", POOLED)
             yield outside, daemon, client
+            assert client.pools()[0].hits >= bool(POOLED)
 
 
 def fetch(env: Environment, url: str) -> str:

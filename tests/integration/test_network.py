@@ -17,6 +17,7 @@ from skerry.client.sync.client import Client
 from skerry.client.sync.environment import Environment
 from skerry.errors import InvalidRequest, SkerryError
 from tests import certificates, support
+from tests.integration import networks
 from tests.integration.daemon import Daemon, started
 from tests.integration.internet import internet
 from tests.integration.networks import INTERNAL, OTHER, PUBLIC, contained, fetch, home_of, world
@@ -29,6 +30,12 @@ s = socket.create_connection(("example.com", 80))
 s.sendall(b"GET / HTTP/1.1\\r\\nhost: example.com\\r\\n\\r\\n")
 print(s.makefile().read())
 """
+
+
+@pytest.fixture(autouse=True, params=[0, 3], ids=["cold", "pooled"])
+def _start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every policy holds the same way for what is started then and for what was started before."""
+    monkeypatch.setattr(networks, "POOLED", request.param)
 
 
 @contained
@@ -91,6 +98,9 @@ def prepared(daemon: Daemon) -> int:
 
 @contained
 def test_one_that_was_made_ready_is_as_one_that_was_not(user: support.Nobody | None) -> None:
+    """The half of a start that depends on nothing is made ahead."""
+    if networks.POOLED:
+        pytest.skip("it looks at what is made ready, and when")
     with world(user) as (outside, daemon, client):
         assert prepared(daemon) == 0
         for round in range(2):
@@ -153,6 +163,8 @@ def test_a_change_counts_at_once(user: support.Nobody | None) -> None:
 
 @contained
 def test_a_change_that_fails_changes_nothing(user: support.Nobody | None) -> None:
+    if networks.POOLED:
+        pytest.skip("its environment is of another kind than the pool's")
     with world(user) as (_, daemon, client):
         ca = shutil.copy(certificates.make().ca, daemon.home)
         os.chmod(ca, 0o644)
