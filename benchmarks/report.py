@@ -235,7 +235,7 @@ def targets(results: Mapping[str, Any], times: Mapping[str, Summary]) -> list[tu
         at_least(
             "env.execute in a live environment, 22× faster than docker exec", "docker_exec", "execute", 22
         ),
-        at_least("a call in a Python session, 7× faster than python3 -c pass", "python", "session", 7),
+        at_least("a call in a Python session, 10× faster than python3 -c pass", "python", "session", 10),
         at_least("skerry run -- true, within 8× of python3 -c pass", "python", "cli", 1 / 8),
         at_least("a Go program that runs once, within 3× of go run", "bare_go", "code_go", 1 / 3),
         (
