@@ -63,6 +63,8 @@ async def test_one_that_cannot_take_its_limits_is_replaced_by_a_cold_start() -> 
     assert environment.info.state == "running"
     assert backend.stops == [environment.id]
     assert backend.living >= {environment.id}
+    stats = manager.pools.stats[0]
+    assert (stats.hits, stats.misses, stats.failures, stats.active, stats.error) == (0, 1, 1, 0, "no")
     await manager.close()
 
 

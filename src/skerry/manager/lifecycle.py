@@ -101,9 +101,7 @@ class Lifecycle:
         # Before its row can be there: the next daemon takes over what has a row.
         channel = None
         if environment.entry is not None:
-            channel = await self._from_pool(environment.entry, spec)
-            if channel is None:
-                environment.entry = None
+            channel = await self._from_pool(environment, environment.entry, spec)
         written = asyncio.create_task(self._write_down(environment, act))  # as soon as this one has to wait
         if environment.key is not None or self.refused(environment.tenant):
             await written  # nothing is made for a request that was made before
@@ -147,13 +145,16 @@ class Lifecycle:
         """Whether it had no room in its quota a moment ago."""
         return time.monotonic() - self._refused.get(tenant, -REFUSED_FOR) < REFUSED_FOR
 
-    async def _from_pool(self, entry: Entry, spec: InstanceSpec) -> Channel | None:
+    async def _from_pool(self, environment: Environment, entry: Entry, spec: InstanceSpec) -> Channel | None:
         """The channel of an entry that has become what was asked for; None for one that has just died."""
         try:
             entry.channel.check_open()
             entry.backend.settle(entry.id, spec.policy)
         except SkerryError as error:
             log.warning("not from its pool", environment=entry.id, error=str(error))
+            environment.entry = None
+            if environment.pool is not None:
+                environment.pool.failed(entry, str(error))
             if entry.warm is not None:
                 entry.warm.close()
             await entry.channel.close()

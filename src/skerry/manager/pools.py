@@ -145,6 +145,14 @@ class Pool:
         self.refill(REFILL_AFTER)
         return found
 
+    def failed(self, entry: Entry, why: str) -> None:
+        """One that was taken could not be used: it was none."""
+        self._hits -= 1
+        self._misses += 1
+        self._failures += 1
+        self._error = why
+        self.released(entry.id)
+
     def waited(self, seconds: float) -> None:
         """So long it took from a request to a running environment."""
         self._waits.append(seconds)
