@@ -56,9 +56,11 @@ def world(
         if POOLED:
             (home / "pools.toml").write_text(f"[default]\nminimum = {POOLED}\n")
         with started(home, *options, user=user) as daemon, Client(str(home)) as client:
-            client.warm_up_pool("default", POOLED)
+            if POOLED:
+                client.warm_up_pool("default", POOLED)
             yield outside, daemon, client
-            assert client.pools()[0].hits >= bool(POOLED)
+            if POOLED:
+                assert client.pools()[0].hits
 
 
 def fetch(env: Environment, url: str) -> str:
