@@ -29,9 +29,8 @@ from skerry.tools.langchain import (
     sandbox_tools,
 )
 from tests import support
-from tests.integration.daemon import started
-from tests.integration.internet import in_a_network_of_its_own, internet, relayed
-from tests.integration.test_plan_example import registries
+from tests.integration.daemon import Daemon, started
+from tests.integration.mirrors import with_python_packages
 
 
 class Script(BaseChatModel):
@@ -292,22 +291,9 @@ def test_giving_up_removes_it(client: skerry.Client) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.requirement("R107")
 def test_install_and_import(tmp_path: Path) -> None:
-    with support.temporary_home() as home:
-        hosts = registries(home, "python-packages")
-        places = {(address, 443) for address in hosts.values()}
-        with relayed(places, tmp_path) as there, pytest.MonkeyPatch.context() as patch:
+    def install(daemon: Daemon) -> None:
+        _, tool = sandbox_tools(url=f"unix://{daemon.socket}", allow=["python-packages"])
+        command = "pip install -q requests && python -c 'import requests; print(requests.__name__)'"
+        assert "--- STDOUT ---\nrequests" in tool.invoke({"command": command})
 
-            def body() -> None:
-                with internet(set(hosts.values()), ports=(), also=there) as outside:
-                    outside.names = dict(hosts)
-                    patch.setenv(
-                        "SKERRY_PUBLIC_RANGES", ",".join(f"{address}/32" for address in hosts.values())
-                    )
-                    with started(home) as daemon:
-                        _, tool = sandbox_tools(url=f"unix://{daemon.socket}", allow=["python-packages"])
-                        command = (
-                            "pip install -q requests && python -c 'import requests; print(requests.__name__)'"
-                        )
-                        assert "--- STDOUT ---\nrequests" in tool.invoke({"command": command})
-
-            in_a_network_of_its_own(body)
+    with_python_packages(tmp_path, install)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,32 +12,13 @@ import pytest
 
 from skerry.client.sync.client import Client
 from skerry.client.sync.environment import Environment
-from skerry.egress.presets import preset
-from skerry.errors import SkerryError
-from skerry.settings import Home
 from tests import support
 from tests.integration.daemon import started
 from tests.integration.internet import in_a_network_of_its_own, internet, relayed
+from tests.integration.mirrors import public, registries
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(400)]
 GIT = "93.184.216.40"
-
-
-def registries(home: Path, *names: str) -> dict[str, str]:
-    """The hosts of presets, and their addresses, by the machine's own resolver."""
-    found = {}
-    for name in names:
-        try:
-            rules = preset(name, Home(str(home))).rules
-        except SkerryError as error:
-            support.missing(f"{name}: {error}")
-        for rule in rules:
-            host = rule.partition(":")[0]
-            try:
-                found[host] = str(socket.getaddrinfo(host, 443, socket.AF_INET)[0][4][0])
-            except OSError:
-                support.missing(f"no registry for {name} can be reached")
-    return found
 
 
 def repository(folder: Path) -> None:
@@ -84,9 +64,7 @@ def test_clone_install_and_run(tmp_path: Path) -> None:
             def body() -> None:
                 with internet([GIT, *set(hosts.values())], ports=(), also=services) as outside:
                     outside.names = {"git.example.test": GIT, **hosts}
-                    os.environ["SKERRY_PUBLIC_RANGES"] = ",".join(
-                        f"{address}/32" for address in hosts.values()
-                    )
+                    os.environ["SKERRY_PUBLIC_RANGES"] = public(hosts)
                     try:
                         with started(home), Client(str(home)) as client:
                             plan(client)

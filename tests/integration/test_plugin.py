@@ -29,8 +29,7 @@ from skerry.tools.infrastructure import (
 from skerry.tools.plugin import PythonInterpreterTool
 from tests import support
 from tests.integration.daemon import Daemon, started
-from tests.integration.internet import in_a_network_of_its_own, internet, relayed
-from tests.integration.test_plan_example import registries
+from tests.integration.mirrors import with_python_packages
 
 DOORS = ("unix", "grpc")
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -319,20 +318,7 @@ def test_a_daemon_that_is_gone(door: str, home: Path) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.requirement("R8")
 def test_packages_are_installed_before_the_code_runs(tmp_path: Path) -> None:
-    with support.temporary_home() as home:
-        hosts = registries(home, "python-packages")
-        places = {(address, 443) for address in hosts.values()}
-        with relayed(places, tmp_path) as there, pytest.MonkeyPatch.context() as patch:
-
-            def body() -> None:
-                with internet(set(hosts.values()), ports=(), also=there) as outside:
-                    outside.names = dict(hosts)
-                    ranges = ",".join(f"{address}/32" for address in hosts.values())
-                    patch.setenv("SKERRY_PUBLIC_RANGES", ranges)
-                    with started(home) as daemon:
-                        asyncio.run(install(daemon))
-
-            in_a_network_of_its_own(body)
+    with_python_packages(tmp_path, lambda daemon: asyncio.run(install(daemon)))
 
 
 async def install(daemon: Daemon) -> None:

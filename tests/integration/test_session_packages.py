@@ -9,36 +9,25 @@ import pytest
 
 from skerry.client.sync.client import Client
 from skerry.client.sync.environment import Environment
-from tests import support
-from tests.integration.daemon import started
-from tests.integration.internet import in_a_network_of_its_own, internet, relayed
-from tests.integration.test_plan_example import registries
+from tests.integration.daemon import Daemon
+from tests.integration.mirrors import with_python_packages
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(400)]
 INSTALL = "pip install -q --only-binary :all: pandas matplotlib"
 
 
 def test_data_frames_and_figures(tmp_path: Path) -> None:
-    with support.temporary_home() as home:
-        hosts = registries(home, "python-packages")
-        places = {(address, 443) for address in hosts.values()}
-        with relayed(places, tmp_path) as there, pytest.MonkeyPatch.context() as patch:
+    def body(daemon: Daemon) -> None:
+        with (
+            Client(str(daemon.home)) as client,
+            Environment(client=client, allow=["python-packages"], memory="2g", disk="2g") as env,
+        ):
+            installed = env.execute(INSTALL, timeout=300)
+            assert installed.ok, (installed.stderr, env.network.denials())
+            frames(env)
+            figures(env)
 
-            def body() -> None:
-                with internet(set(hosts.values()), ports=(), also=there) as outside:
-                    outside.names = dict(hosts)
-                    public = ",".join(f"{address}/32" for address in hosts.values())
-                    patch.setenv("SKERRY_PUBLIC_RANGES", public)
-                    with started(home), Client(str(home)) as client:
-                        with Environment(
-                            client=client, allow=["python-packages"], memory="2g", disk="2g"
-                        ) as env:
-                            installed = env.execute(INSTALL, timeout=300)
-                            assert installed.ok, (installed.stderr, env.network.denials())
-                            frames(env)
-                            figures(env)
-
-            in_a_network_of_its_own(body)
+    with_python_packages(tmp_path, body)
 
 
 def frames(env: Environment) -> None:

@@ -143,11 +143,14 @@ class Command:
 
 
 def program_command(language: Language, instance: Instance, cpus: float) -> Command:
-    """What runs a program that lies in the workspace. HOME and TMPDIR are the place that it can write."""
-    places = dict.fromkeys(("HOME", "TMPDIR"), instance.tmp_path)
-    return Command(
-        argv=[*language.command], env={**places, **language.variables(cpus)}, output_limit=OUTPUT_LIMIT
-    )
+    """What runs a program that lies in the workspace."""
+    env = {**writable(instance), **language.variables(cpus)}
+    return Command(argv=[*language.command], env=env, output_limit=OUTPUT_LIMIT)
+
+
+def writable(instance: Instance) -> dict[str, str]:
+    """The variables that name the place which a program can write."""
+    return dict.fromkeys(("HOME", "TMPDIR"), instance.tmp_path)
 
 
 def check_variables(env: dict[str, str]) -> None:

@@ -30,12 +30,11 @@ from skerry.manager.catalogue import Catalogue
 from skerry.manager.environment import Environment
 from skerry.manager.executions import Executions
 from skerry.manager.network import Networks
-from skerry.manager.pools import Entry
+from skerry.manager.pools import START_TIMEOUT, Entry
 from skerry.manager.reaper import Clock, Lease, Reaper
 from skerry.manager.records import Records
 from skerry.models import Outcome, State
 
-START_TIMEOUT = 60.0
 RETRY_AFTER = 30.0
 """Seconds after which a removal that failed is tried again."""
 ORPHAN_MIN = 3600.0
@@ -155,10 +154,7 @@ class Lifecycle:
             environment.entry = None
             if environment.pool is not None:
                 environment.pool.failed(entry, str(error))
-            if entry.warm is not None:
-                entry.warm.close()
-            await entry.channel.close()
-            await entry.backend.stop(entry.id)
+            await entry.remove()
             return None
         entry.channel.stay(spec.orphan)
         hit("pool.settled")

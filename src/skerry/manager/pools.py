@@ -75,6 +75,13 @@ class Entry:
     def usable(self) -> bool:
         return self.backend.alive(self.id) and (self.warm is None or not self.warm.process.exited)
 
+    async def remove(self) -> None:
+        """Raises PlatformError."""
+        if self.warm is not None:
+            self.warm.close()
+        await self.channel.close()
+        await self.backend.stop(self.id)
+
 
 class Pool:
     """Entries of one kind."""
@@ -256,11 +263,8 @@ class Pool:
         task.add_done_callback(self._discarding.discard)
 
     async def _remove(self, entry: Entry) -> None:
-        if entry.warm is not None:
-            entry.warm.close()
         try:
-            await entry.channel.close()
-            await entry.backend.stop(entry.id)
+            await entry.remove()
         except SkerryError as error:  # the sweeper will try again
             log.error("not removed", pool=self.name, environment=entry.id, error=str(error))
 

@@ -29,7 +29,7 @@ from skerry.images.store import HOST, Image
 from skerry.images.unpack import Unpacker, UnpackLimits
 from skerry.languages import Cache, Language, version_in
 from skerry.manager.caller import Caller
-from skerry.manager.commands import Command
+from skerry.manager.commands import Command, writable
 from skerry.manager.environment import Environment
 from skerry.manager.environments import EnvironmentManager
 from skerry.models import ExecutionResult, Outcome
@@ -157,7 +157,8 @@ class Toolchains:
 
     async def _fill(self, environment: Environment, cache: Cache, place: Path) -> None:
         """Raises PlatformError, OSError, and what else an archive can fail with."""
-        inside = f"{home(environment)['HOME']}/cache"
+        assert environment.instance is not None
+        inside = f"{environment.instance.tmp_path}/cache"
         made = await self._run(environment, cache.command, CACHE_SECONDS, {cache.variable: inside})
         if not made.ok:
             raise PlatformError(f"its command: {made.outcome}: {made.message or made.stderr[-500:]}")
@@ -193,14 +194,10 @@ class Toolchains:
         variables: dict[str, str] | None = None,
     ) -> ExecutionResult:
         _, executions = self._manager.running(ITSELF, environment.id)
-        command = Command(argv=[*argv], env={**home(environment), **(variables or {})}, timeout=timeout)
+        assert environment.instance is not None
+        env = {**writable(environment.instance), **(variables or {})}
+        command = Command(argv=[*argv], env=env, timeout=timeout)
         return await executions.prepare(ITSELF, command).run()
-
-
-def home(environment: Environment) -> dict[str, str]:
-    """The variables that name the place which a program can write."""
-    assert environment.instance is not None
-    return dict.fromkeys(("HOME", "TMPDIR"), environment.instance.tmp_path)
 
 
 def _unpack(archive: BinaryIO, staging: Path, place: Path) -> None:

@@ -16,11 +16,12 @@ from skerry.daemon.http.attach import summary
 from skerry.daemon.http.operations import EVENTS, IN_EXECUTION, Call, Operation, Parameter
 from skerry.errors import InvalidRequest
 from skerry.manager.execution import Execution
-from skerry.manager.output import DROPPED, STREAM_NAMES
+from skerry.manager.output import DROPPED, STREAM_NAMES, Entry, Tap
 from skerry.models import encode_bytes
 
 HEARTBEAT = 15.0
 """Seconds of silence after which a comment is sent, so that whatever is in between keeps the connection."""
+COMMENT = b":\n\n"
 DAEMON = secrets.token_hex(4)
 """In every id: bytes are counted from where this daemon began to read, which after a restart is somewhere else."""
 END = "end"
@@ -52,26 +53,25 @@ async def stream(execution: Execution, after: int | None) -> AsyncGenerator[byte
     tap = execution.tap()
     try:
         if after is None:
-            yield _event(
+            yield event(
                 "dropped", {"message": "the daemon was restarted: some may be missing, or come again"}, at
             )
             after = at
         elif after < at:
-            yield _event("dropped", {"message": f"{at - after} bytes are not kept any more"}, at)
+            yield event("dropped", {"message": f"{at - after} bytes are not kept any more"}, at)
         counted = True
         while True:
             try:
-                async with asyncio.timeout(HEARTBEAT):
-                    entry = await anext(tap)
-            except TimeoutError:
-                yield b":\n\n"
-                continue
+                entry = await next_of(tap)
             except StopAsyncIteration:
                 break
+            if entry is None:
+                yield COMMENT
+                continue
             if entry.stream == DROPPED:
                 # What follows has ids no more: a reader that comes back begins before the gap.
                 counted = False
-                yield _event("dropped", {"message": entry.data.decode()})
+                yield event("dropped", {"message": entry.data.decode()})
                 continue
             unread = entry.data[max(0, after - at) :]
             at += len(entry.data)
@@ -83,15 +83,24 @@ async def stream(execution: Execution, after: int | None) -> AsyncGenerator[byte
                     "data": data,
                     "encoding": encoding,
                 }
-                yield _event("output", body, at if counted else None)
+                yield event("output", body, at if counted else None)
         await execution.over()
         result = execution.result
-        yield _event("ended", {"result": None if result is None else summary(result)}, END)
+        yield event("ended", {"result": None if result is None else summary(result)}, END)
     finally:
         execution.untap(tap)
 
 
-def _event(kind: str, body: dict[str, Any], id: int | str | None = None) -> bytes:
+async def next_of(tap: Tap) -> Entry | None:
+    """What comes next, or None after so long a silence that a comment is due. Raises StopAsyncIteration at the end."""
+    try:
+        async with asyncio.timeout(HEARTBEAT):
+            return await anext(tap)
+    except TimeoutError:
+        return None
+
+
+def event(kind: str, body: dict[str, Any], id: int | str | None = None) -> bytes:
     if isinstance(id, int):
         id = f"{DAEMON}-{id}"
     head = f"event: {kind}\n" if id is None else f"id: {id}\nevent: {kind}\n"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import WithJsonSchema
 from starlette.responses import Response
 
 from skerry.daemon.http import schemas
-from skerry.daemon.http.answers import Stream, Watch, begun, line, reply
+from skerry.daemon.http.answers import Stream, Watch, begun, reply
 from skerry.daemon.http.environments import Size
+from skerry.daemon.http.events import COMMENT, event, next_of
 from skerry.daemon.http.executions import RESULT_EXAMPLE
 from skerry.daemon.http.operations import EVENTS, IN_ENVIRONMENT, Call, Operation
 from skerry.daemon.http.requests import Body, Encoding, Seconds, Text, decode
@@ -23,9 +24,6 @@ from skerry.manager.output import STREAM_NAMES
 from skerry.manager.sessions import LANGUAGES
 from skerry.models import Outcome, SessionResult, encode_bytes
 from skerry.policy import parse_size
-
-HEARTBEAT = 15.0
-"""Seconds of silence after which a comment is sent, so that whatever is in between keeps the connection."""
 
 Language = Annotated[Text, WithJsonSchema({"enum": list(LANGUAGES)})]
 
@@ -112,34 +110,29 @@ async def _events(
         tap = running.tap()
         task = asyncio.create_task(running.run())
         try:
-            yield b":\n\n"
+            yield COMMENT
             while True:
                 try:
-                    async with asyncio.timeout(HEARTBEAT):
-                        entry = await anext(tap)
-                except TimeoutError:
-                    yield b":\n\n"
-                    continue
+                    entry = await next_of(tap)
                 except StopAsyncIteration:
                     break
+                if entry is None:
+                    yield COMMENT
+                    continue
                 data, encoding = encode_bytes(entry.data)
                 shown = {"t": entry.at, "stream": STREAM_NAMES[entry.stream], "data": data}
-                yield _event("output", {**shown, "encoding": encoding})
+                yield event("output", {**shown, "encoding": encoding})
             result = await task
             _tell(use, result)
             summary = result.to_dict()
             for name in ("stdout", "stderr", "stdout_encoding", "stderr_encoding"):
                 del summary[name]
-            yield _event("ran", {"result": summary})
+            yield event("ran", {"result": summary})
         finally:
             running.untap(tap)
             running.stop(Outcome.CANCELED, "the client went away")
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait((task,))
-
-
-def _event(kind: str, body: dict[str, Any]) -> bytes:
-    return f"event: {kind}\ndata: ".encode() + line(body) + b"\n"
 
 
 def _tell(use: Use, result: SessionResult) -> None:
