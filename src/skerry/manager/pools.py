@@ -236,6 +236,7 @@ class Pool:
                 hit("pool.started")
                 channel = await self._open_channel(await backend.connect(id_))
                 await channel.ping()
+                await backend.usage(id_, io=False)  # which opens its counters: the first command needs them
                 entry = Entry(id_, image.digest, backend, instance, channel)
                 if settings.language is not None:
                     entry.warm = await self._warm_up(settings.language, image, entry)
