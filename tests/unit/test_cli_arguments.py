@@ -337,8 +337,8 @@ def test_images(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert main(["image", "build", "dev"]) == 0
         captured = capsys.readouterr()
         assert captured.out == "dev sha256:0123456789abcdef\n"
-        *steps, next_one = captured.err.splitlines()
-        assert steps == ["  0% fetch", " 50% unpack"]
+        *told, next_one = captured.err.splitlines()
+        assert told == ["  0% fetch", " 50% unpack"]
         assert next_one.startswith("built in ")
         assert next_one.endswith(", 1.0 MiB; use it: skerry run --image dev -it -- sh")
         assert main(["image", "import", str(tmp_path / "a.tar"), "dev", "--json"]) == 0
