@@ -23,7 +23,7 @@ from tests.integration.registries import URL
 ADDRESS = "93.184.216.41"
 
 PROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-BACKEND = '''
+BACKEND = """
 import os, zipfile
 
 def build_wheel(folder, settings=None, metadata=None):
@@ -35,7 +35,7 @@ def build_wheel(folder, settings=None, metadata=None):
         wheel.writestr(f"{{info}}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
         wheel.writestr(f"{{info}}/RECORD", "")
     return name
-'''
+"""
 
 
 class Shelves:
@@ -50,7 +50,13 @@ class Shelves:
         registries.make_packages(self._packages)
         where = folder if user is None else user.home
         authority = str(shutil.copy(certificates.make().ca, where / "ca.pem"))
-        for name in ("SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        for name in (
+            "SSL_CERT_DIR",
+            "REQUESTS_CA_BUNDLE",
+            "CURL_CA_BUNDLE",
+            "PIP_FIND_LINKS",
+            "PIP_EXTRA_INDEX_URL",
+        ):
             monkeypatch.delenv(name, raising=False)
         variables = dict.fromkeys(("SSL_CERT_FILE", "PIP_CERT", "NPM_CONFIG_CAFILE"), authority)
         variables |= {"PIP_INDEX_URL": f"{URL}/simple", "NPM_CONFIG_REGISTRY": f"{URL}/npm/"}
@@ -75,9 +81,15 @@ class Shelves:
         link = f'<a href="{name}-1.0.tar.gz">{name}-1.0.tar.gz</a>'
         (folder / "index.html").write_text(f"<!DOCTYPE html><html><body>{link}</body></html>")
 
-    def run(self, test: Callable[[World], None]) -> None:
+    def run(self, test: Callable[[World], None], *options: str) -> None:
+        """With a daemon that has these options."""
+
         def body() -> None:
-            with self._internet() as outside, home_of(self._user) as home, started(home, user=self._user) as daemon:
+            with (
+                self._internet() as outside,
+                home_of(self._user) as home,
+                started(home, *options, user=self._user) as daemon,
+            ):
                 with Client(str(home)) as client:
                     test(World(self, outside, daemon, client))
 

@@ -23,9 +23,9 @@ _PYTHON = re.compile(
     rf"(?P<name>{_NAME})\s*(?:\[\s*(?P<extras>{_NAME}(?:\s*,\s*{_NAME})*)\s*\])?\s*"
     rf"(?P<versions>{_VERSION}(?:\s*,\s*{_VERSION})*)?\s*(?:;\s*(?P<marker>.+))?"
 )
-_MARKER = re.compile(
-    r"""(?:[a-z_]+|"[A-Za-z0-9 ._+*-]*"|'[A-Za-z0-9 ._+*-]*'|===|==|~=|!=|<=|>=|<|>|[()]|\s+)+"""
-)
+_VALUE = r"""(?:[a-z_]+|"[A-Za-z0-9 ._+*-]*"|'[A-Za-z0-9 ._+*-]*')"""
+_TERM = rf"[( ]*{_VALUE}\s*(?:===|==|~=|!=|<=|>=|<|>|\bin\b|\bnot in\b)\s*{_VALUE}[ )]*"
+_MARKER = re.compile(rf"{_TERM}(?:\b(?:and|or)\b{_TERM})*")
 _NPM = re.compile(
     r"(?P<name>(?:@[a-z0-9][a-z0-9._~-]*/)?[a-z0-9][a-z0-9._~-]*)"
     r"(?:@(?P<range>[A-Za-z0-9*^~<>=][A-Za-z0-9.*^~<>=|+ -]*))?"
@@ -69,7 +69,7 @@ class Installer:
         normal = None if _ARCHIVE.search(text) else self._normal(text.strip())
         if normal is None:
             raise InstallFailed(
-                f"{printable(text)!r} is not a package that {self.name} can be asked for",
+                f"{printable(text)} is not a package that {self.name} can be asked for",
                 hint=f"a name, with versions if need be: {self.example}; no options, paths or URLs",
             )
         return normal

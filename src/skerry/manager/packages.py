@@ -27,6 +27,7 @@ import structlog
 from skerry.backends.base import Layer
 from skerry.errors import (
     DaemonUnavailable,
+    FileConflict,
     FileMissing,
     InstallFailed,
     InvalidRequest,
@@ -183,13 +184,15 @@ class Packages:
         )
 
     async def _take(self, caller: Caller, environment: Environment, place: str, archive: BinaryIO) -> None:
-        """What was installed, as a tar. Raises LimitReached, OSError, GuestFailed."""
+        """What was installed, as a tar. Raises InstallFailed, LimitReached, OSError, GuestFailed."""
         async with self._manager.using(caller, environment.id, "file.download", path=place) as use:
             try:
                 async for chunk in files.tar(use.channel, place, contents=True):
                     if archive.tell() > ARCHIVE_MAX:
                         raise LimitReached(f"the packages take more than {format_size(ARCHIVE_MAX)}")
                     await asyncio.to_thread(archive.write, chunk)
+            except FileConflict as error:  # a file that its owner cannot read, say
+                raise InstallFailed(f"what was installed cannot be kept: {error.message}") from error
             except FileMissing:  # all of them are in the image
                 with tarfile.open(fileobj=archive, mode="w"):
                     pass
