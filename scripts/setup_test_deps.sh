@@ -25,6 +25,38 @@ if [ "${1:-}" != bench ] && [ ! -e "$inspector/installed" ] && command -v npm >/
     fi
 fi
 
+# Programs of others: the tests in the sources of Debian's interpreters. Apt's own lists are not touched.
+programs="$(dirname "$0")/../.cache/programs"
+fetch_programs() {
+    local work="$1" codename
+    codename="$(. /etc/os-release && echo "$VERSION_CODENAME")"
+    local apt=(apt-get -qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts="$work/sources"
+        -o Dir::State::Lists="$work/lists" -o Dir::Cache="$work/cache")
+    mkdir -p "$work/sources" "$work/lists/partial" "$work/cache/archives/partial"
+    if [ -e /etc/apt/sources.list.d/debian.sources ]; then
+        sed 's/^Types:.*/Types: deb-src/' /etc/apt/sources.list.d/debian.sources >"$work/sources/debian.sources"
+    else
+        sed -n 's/^deb /deb-src /p' /etc/apt/sources.list >"$work/sources/debian.list"
+    fi
+    "${apt[@]}" update || return
+    (cd "$work" && "${apt[@]}" source --download-only --tar-only \
+        {bash,php8.2,python3.11,nodejs,ruby3.1}/"$codename") || return
+    extract_programs bash '*/tests/*.tests' '*/tests/*.sub' &&
+        extract_programs php8.2 '*/Zend/tests/*.phpt' &&
+        extract_programs python3.11 '*/Lib/test/test_*.py' &&
+        extract_programs nodejs '*/test/parallel/test-*.js' '*/test/common/*.js' &&
+        extract_programs ruby3.1 '*/test/ruby/test_*.rb' '*/sample/*.rb' && touch "$programs/fetched"
+}
+extract_programs() {
+    mkdir -p "$programs/$1" && tar -xf "$work/$1"_*.orig.tar.* -C "$programs/$1" --strip-components=1 --wildcards "${@:2}"
+}
+if [ "${1:-}" != bench ] && [ ! -e "$programs/fetched" ] && command -v apt-get >/dev/null; then
+    echo "setup: fetching programs of others"
+    work="$(mktemp -d)"
+    fetch_programs "$work" >"$work/log" 2>&1 || echo "setup: they could not be fetched; what needs them is skipped"
+    rm -rf "$work"
+fi
+
 PATH="$PATH:/usr/sbin:/sbin"
 missing=()
 for program in "${!package[@]}"; do

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from skerry.errors import Conflict, InvalidRequest
+from skerry.manager import shell_sessions
 from skerry.manager.calls import Code
 from skerry.manager.shell_sessions import ShellSession
 from skerry.models import Outcome, SessionResult
@@ -156,3 +157,12 @@ async def test_a_closed_bash_leaves_no_shell(box: Box) -> None:
     with pytest.raises(InvalidRequest, match="nowhere"):
         await sessions.open(CALLER, "bash", cwd="/nowhere")
     assert sessions.list() == []
+
+
+async def test_a_bash_that_does_not_want_to_end(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its words may mean anything by then. It stays in its environment, and nobody waits for it."""
+    monkeypatch.setattr(shell_sessions, "END_SECONDS", 0.2)
+    async with bash(box) as session:
+        result = await command(session, "read() { while :; do :; done; }")
+        assert result.outcome is Outcome.COMPLETED
+    assert sessions_of(box).sessions.list() == []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from typing import Any
 
 import pytest
 
-from skerry.egress.resolver import ADDRESSES_MAX, resolve
+from skerry.egress.resolver import ADDRESSES_MAX, RESOLVERS, RESOLVING_MAX, Resolver, Turns, resolve
 
 
 def test_a_name_with_thousands_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +24,71 @@ def test_a_name_with_thousands_of_addresses(monkeypatch: pytest.MonkeyPatch) -> 
     assert [str(address) for address in addresses] == [
         f"93.184.0.{number}" for number in range(ADDRESSES_MAX)
     ]
+
+
+def test_names_that_nobody_answers_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dozen environments ask for nothing else; some of them are gone since, and their threads are not."""
+    silence = threading.Event()
+
+    def getaddrinfo(name: str, *_: Any, **__: Any) -> list[Any]:
+        if name.startswith("silent"):
+            silence.wait()
+        return [(None, None, None, "", ("93.184.0.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+    async def main() -> None:
+        turns = Turns()
+        greedy = [Resolver(resolve, turns) for _ in range(12)]
+        asking = []
+        for one in greedy:
+            asking += [asyncio.create_task(one.addresses(f"silent{n}.example")) for n in range(20)]
+            await asyncio.sleep(0)
+        for one in greedy[:6]:
+            await one.close()
+        async with asyncio.timeout(30):
+            [found] = await Resolver(resolve, turns).addresses("friendly.example")
+        assert str(found) == "93.184.0.1"
+        silence.set()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    try:
+        asyncio.run(main())
+    finally:
+        silence.set()
+
+
+def test_whoever_has_the_fewest_comes_first() -> None:
+    begun: list[asyncio.Future[list[Any]]] = []
+
+    async def never(name: str) -> list[Any]:
+        begun.append(asyncio.get_running_loop().create_future())
+        return await begun[-1]
+
+    async def ask(turns: Turns, count: int) -> list[asyncio.Task[Any]]:
+        one = Resolver(never, turns)
+        tasks = [asyncio.create_task(one.addresses(f"n{number}.example")) for number in range(count)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return tasks
+
+    async def main() -> None:
+        turns = Turns()
+        tasks = await ask(turns, 20)
+        assert len(begun) == RESOLVING_MAX
+        while len(begun) < RESOLVERS:
+            tasks += await ask(turns, 20)
+        assert len(tasks) > 12 * 20
+        [late] = await ask(turns, 1)
+        assert len(begun) == RESOLVERS
+        begun[0].set_result([])  # others of the same one wait, and for longer
+        for _ in range(10):
+            await asyncio.sleep(0)
+        begun[RESOLVERS].set_result([])
+        async with asyncio.timeout(10):
+            assert await late == []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())

@@ -73,6 +73,8 @@ def test_files_lie_beside_the_program(python: Language) -> None:
         (["../x"], PathOutside, "outside"),
         (["a/../../x"], PathOutside, "outside"),
         (["a/../main.py"], PathOutside, "outside"),
+        # A megabyte of names would be half a million directories.
+        ([f"{n}/{'a/' * 500}x" for n in range(2)], InvalidRequest, "in too many directories"),
         ([""], InvalidRequest, "'' is not the path of a file"),
         (["a/"], InvalidRequest, "'a/' is not the path of a file"),
         (["."], InvalidRequest, "'.' is not the path of a file"),

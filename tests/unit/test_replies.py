@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry.guest.frames import ProtocolError
-from skerry.guest.replies import CALL_MAX, HEAD_MAX, PIECE_MAX, Parser
+from skerry.guest.replies import CALL_MAX, HEAD_MAX, PIECE_MAX, REPLIES_MAX, Parser
 
 REPLIES = [
     ({"token": "a", "size": 3}, b"\n{}"),
@@ -79,6 +79,17 @@ def test_a_call_has_so_many_replies_and_no_more() -> None:
     for _ in range(2 * CALL_MAX // len(one)):
         parser.renew()
         assert len(list(parser.feed(one))) == 1
+
+
+def test_small_ones_are_counted_too() -> None:
+    """To understand each takes the daemon's time: millions of them would hold up everybody."""
+    parser = Parser()
+    with pytest.raises(ProtocolError):
+        list(parser.feed(b"{}\n" * (REPLIES_MAX + 1)))
+    parser = Parser()
+    for _ in range(3):
+        parser.renew()
+        assert len(list(parser.feed(b"{}\n" * REPLIES_MAX))) == REPLIES_MAX
 
 
 def test_the_runner_is_for_older_pythons_as_well() -> None:

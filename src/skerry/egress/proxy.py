@@ -85,7 +85,7 @@ class Witness:
         """With the address that is tried first."""
 
     def closed(self, connection: Connection) -> None:
-        """One of which `opening` was told; with the address that was tried last."""
+        """One of which `opening` was told, whatever came of that; with the address that was tried last."""
 
     def denied(self, denial: Denial) -> None:
         """The first of its kind; of many different ones in a short time only some."""
@@ -297,8 +297,8 @@ class Proxy:
         # Time has passed, and the rules may be others.
         addresses = self._reachable(addresses, connection, name)
         connection.address = addresses[0]
-        await self._witness.opening(connection)
         connection.opened = True
+        await self._witness.opening(connection)
         server = await self._dial(addresses, connection)
         try:
             count = partial(self._count, connection)

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import socket
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address
@@ -17,8 +18,8 @@ NAMES_MAX = 10_000
 ADDRESSES_MAX = 8
 """Of one name, that are tried."""
 RESOLVING_MAX = 8
-"""Names that are looked up at once for one environment, of the `RESOLVERS` that all share."""
-RESOLVERS = 32
+RESOLVERS = 64
+"""Names that are looked up at once: for one environment at most, and for all together."""
 KEEP_RESOLVED = 30.0
 
 Resolve = Callable[[str], Awaitable[list[Address]]]
@@ -48,12 +49,59 @@ class Standing:
         return self._names.get(address) if isinstance(address, IPv4Address) else None
 
 
+class Turns:
+    """Lookups of all environments together.
+
+    A name that nobody answers takes many seconds. So that such names leave room for those of others, nobody gets
+    a further turn when it has a quarter of what is left, and whoever has the fewest under way comes first.
+    """
+
+    def __init__(self, most: int = RESOLVERS) -> None:
+        self._most = most
+        self._running: dict[Resolver, int] = {}
+        self._waiting: dict[Resolver, deque[asyncio.Future[None]]] = {}
+
+    async def begin(self, who: Resolver) -> None:
+        """Returns when it is its turn; `end()` gives that back."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(who, deque()).append(turn)
+        self._give()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.end(who)
+            raise
+
+    def end(self, who: Resolver) -> None:
+        self._running[who] -= 1
+        if not self._running[who]:
+            del self._running[who]
+        self._give()
+
+    def _give(self) -> None:
+        while self._waiting and (left := self._most - sum(self._running.values())):
+            who = min(self._waiting, key=lambda each: self._running.get(each, 0))
+            running = self._running.get(who, 0)
+            if running >= max(1, min(RESOLVING_MAX, left // 4)):
+                return
+            turn = self._waiting[who].popleft()
+            if not self._waiting[who]:
+                del self._waiting[who]
+            if not turn.done():  # else it was given up
+                self._running[who] = running + 1
+                turn.set_result(None)
+
+
+everybody = Turns()
+
+
 class Resolver:
     """Looks names up, each once at a time, and remembers them for a while."""
 
-    def __init__(self, resolve: Resolve) -> None:
+    def __init__(self, resolve: Resolve, turns: Turns = everybody) -> None:
         self._resolve = resolve
-        self._at_once = asyncio.Semaphore(RESOLVING_MAX)
+        self._turns = turns
         self._known: dict[str, tuple[float, list[Address]]] = {}
         self._looking: dict[str, asyncio.Task[list[Address]]] = {}
 
@@ -70,14 +118,22 @@ class Resolver:
 
     async def _find(self, name: str) -> list[Address]:
         try:
-            async with self._at_once:
-                found = (await self._resolve(name))[:ADDRESSES_MAX]
+            await self._turns.begin(self)
+            # It goes on, and takes its place, when nobody waits for it any more: a thread cannot be stopped.
+            looking = asyncio.ensure_future(self._resolve(name))
+            looking.add_done_callback(self._done)
+            found = (await asyncio.shield(looking))[:ADDRESSES_MAX]
         finally:
             del self._looking[name]
         if len(self._known) >= NAMES_MAX:
             self._known.clear()
         self._known[name] = time.monotonic() + KEEP_RESOLVED, found
         return found
+
+    def _done(self, looking: asyncio.Future[list[Address]]) -> None:
+        self._turns.end(self)
+        if not looking.cancelled():
+            looking.exception()  # whoever waits has it, too
 
     async def close(self) -> None:
         """Look for nothing any more."""

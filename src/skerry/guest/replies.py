@@ -17,6 +17,8 @@ PIECE_MAX = 4 << 20
 """Bytes of one form of one value."""
 CALL_MAX = 10 << 20
 """Bytes of all replies from one call to the next."""
+REPLIES_MAX = 2000
+"""How many those may be: each takes time to understand, however small it is."""
 
 
 class Parser:
@@ -26,17 +28,17 @@ class Parser:
         self._buffer = bytearray()
         self._head: dict[str, Any] | None = None
         self._size = 0
-        self._left = CALL_MAX
+        self._left, self._replies = CALL_MAX, REPLIES_MAX
 
     def renew(self) -> None:
         """Another call begins."""
-        self._left = CALL_MAX
+        self._left, self._replies = CALL_MAX, REPLIES_MAX
 
     def feed(self, data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
         """The replies that `data` completes. Raises ProtocolError; the parser is useless afterwards."""
         self._left -= len(data)
         if self._left < 0:
-            raise ProtocolError("more replies than one call can have")
+            raise _too_many()
         self._buffer += data
         while True:
             if self._head is None:
@@ -45,6 +47,9 @@ class Parser:
                     raise ProtocolError("a reply without an end")
                 if end < 0:
                     return
+                self._replies -= 1
+                if self._replies < 0:
+                    raise _too_many()
                 self._head, self._size = _head(bytes(self._buffer[:end]))
                 del self._buffer[: end + 1]
             if len(self._buffer) < self._size:
@@ -52,6 +57,10 @@ class Parser:
             head, self._head = self._head, None
             yield head, bytes(self._buffer[: self._size])
             del self._buffer[: self._size]
+
+
+def _too_many() -> ProtocolError:
+    return ProtocolError("more replies than one call can have")
 
 
 def _head(line: bytes) -> tuple[dict[str, Any], int]:

@@ -59,6 +59,8 @@ _ETC = (
     "inputrc",
     "java*",
     "perl",
+    "php/*/cli",
+    "php/*/mods-available",
     "python3*",
 )
 _NSSWITCH = "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n"

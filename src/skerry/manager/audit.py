@@ -94,6 +94,9 @@ class Act:
             written = await write(self.entry("intent", detail=self._detail))
         except (StoreUnavailable, StoreUnusable) as error:
             raise self._refused(error) from error
+        except asyncio.CancelledError:
+            self._begun = True  # it is written all the same
+            raise
         self._begun = True
         return written
 
@@ -116,7 +119,11 @@ class Act:
         self.end(error.code if isinstance(error, SkerryError) else CANCELED)
 
     async def __aenter__(self) -> Self:
-        await self.begin()
+        try:
+            await self.begin()
+        except asyncio.CancelledError as error:
+            self.failed(error)
+            raise
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -37,8 +37,9 @@ TEXT_MAX = 20_000
 """Characters of anything that an interpreter says about an exception or a variable."""
 SMALL = 16 << 10
 """A request of so many bytes does not wait: the pipe to an interpreter that reads is larger."""
+USUAL_MAX = 256 << 10
 HELD_MAX = 128 << 20
-"""Bytes of values that all calls of the daemon together may hold."""
+"""Bytes of values that each call may hold; and, beyond those, all calls of the daemon together."""
 _MEDIA = re.compile(r"[a-z]{1,20}/[a-z0-9.+-]{1,60}")
 EXIT_INTERRUPTED = 130
 
@@ -247,11 +248,13 @@ class Call:
         value = self._values.setdefault(number, Value(kind, {}, []))
         if len(value.data) + len(value.truncated) >= FORMS_MAX:
             return
-        if head.get("cut") or Call._held + len(data) > HELD_MAX:
+        more = max(0, self._size + len(data) - USUAL_MAX) - max(0, self._size - USUAL_MAX)
+        fits = Call._held + more <= HELD_MAX
+        if head.get("cut") or not fits:
             value.truncated.append(media)
-        if data and media not in value.data and Call._held + len(data) <= HELD_MAX:
+        if data and media not in value.data and fits:
             self._size += len(data)
-            Call._held += len(data)
+            Call._held += more
             binary = media.startswith("image/") and media != "image/svg+xml"
             value.data[media] = base64.b64encode(data).decode() if binary else data.decode(errors="replace")
 
@@ -294,7 +297,7 @@ class Call:
         )
 
     def _leave(self) -> None:
-        Call._held -= self._size
+        Call._held -= max(0, self._size - USUAL_MAX)
         self._size = 0
         for timer in (self._timer, self._again):
             if timer is not None:

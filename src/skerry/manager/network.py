@@ -235,8 +235,8 @@ class _Audited(Witness):
         # An id of its own tells which result is whose, and what has none after a crash.
         caller = replace(self._caller, request_id=token_hex(8))
         act = Act(self._records, caller, ACTION, self._subject, _told(connection))
+        self._open[connection] = act  # before: a connection can be cut while that is being written
         await act.begin()
-        self._open[connection] = act
 
     def closed(self, connection: Connection) -> None:
         act = self._open.pop(connection, None)

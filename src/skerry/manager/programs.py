@@ -17,6 +17,7 @@ MEM_LIMIT, MEM_LIMIT_MIN, MEM_LIMIT_MAX = 512, 16, 1 << 20
 """MiB."""
 PIDS, FDS = 100, 1024
 FILES_MAX = 1000
+"""Files, and directories that they lie in."""
 PATH_MAX = 1024
 
 
@@ -69,14 +70,18 @@ class Program:
             if plain in found:
                 raise InvalidRequest(f"the file {printable(path)} is there twice")
             found[plain] = _encoded(content, f"the file {printable(path)}")
+        directories: set[str] = set()
         for path in found:
             above, slash, _ = path.rpartition("/")
-            while slash:
+            while slash and above not in directories:
                 if above in found:
                     raise InvalidRequest(
                         f"{printable(above)} is a file, and cannot hold {printable(path)}",
                         hint="give one of them another name",
                     )
+                directories.add(above)
+                if len(directories) > FILES_MAX:
+                    raise InvalidRequest("the files lie in too many directories", hint=f"at most {FILES_MAX}")
                 above, slash, _ = above.rpartition("/")
         return found
 

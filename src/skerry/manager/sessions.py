@@ -318,7 +318,8 @@ class Sessions:
         """Raises SessionNotFound."""
         session = self.find(session_id)
         await session.close(caller)
-        self._all.pop(session_id, None)
+        if self._all.get(session_id) is session:  # and not a new one, made meanwhile
+            del self._all[session_id]
 
 
 async def _kill(process: GuestProcess) -> None:

@@ -31,6 +31,8 @@ done)
 """
 # The shell that waits for this command is its parent; without that nothing of the shell is left.
 _END = 'read -r _ _ _ __parent _ <"/proc/$BASHPID/stat"; kill -9 "$__parent"'
+END_SECONDS = 5.0
+"""It has for that; a shell that has other ideas of `read` and `kill` stays, until the environment ends."""
 _TYPES = {"a": "array", "A": "map", "i": "integer"}
 
 
@@ -132,7 +134,7 @@ class ShellSession:
         for execution in tuple(self._running):
             execution.stop(Outcome.CANCELED, "the session was closed")
         await asyncio.gather(*(execution.over() for execution in tuple(self._running)))
-        await self._run(caller, Command(text=_END, shell=self._shell))
+        await self._run(caller, Command(text=_END, shell=self._shell, timeout=END_SECONDS))
 
     def began(self, execution: Execution) -> None:
         self._running.append(execution)

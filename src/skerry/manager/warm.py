@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 from dataclasses import dataclass, replace
 
 from skerry.errors import LaunchFailed, SkerryError
 from skerry.guest.channel import Channel, GuestProcess, Start
-
-PIPE = 65536
-"""Bytes that an empty pipe takes without waiting for its reader."""
 
 
 @dataclass(eq=False, slots=True)
@@ -34,13 +32,10 @@ class Warm:
 
     async def run(self, source: bytes, *, stdin: bool) -> GuestProcess:
         """Let it go on with a program, which lies in its place already."""
-        gate, self.gate = self.gate, -1
         if not stdin:
             await self.process.close_stdin()
-        if len(source) <= PIPE:
-            _write(gate, source)
-        else:  # however long it takes: should the interpreter end, that ends, too
-            asyncio.get_running_loop().run_in_executor(None, _write, gate, source)
+        gate, self.gate = self.gate, -1
+        await _write(gate, source)
         return self.process
 
     async def end(self) -> None:
@@ -70,19 +65,26 @@ async def warm_up(channel: Channel, start: Start, gate: str) -> Warm:
             raise LaunchFailed(f"it ended with {ending.result().code} before there was a program")
         return Warm(start, process, opening.result())
     except BaseException:
-        # The other end, so that nobody waits for it.
-        os.close(os.open(gate, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        # The other end, so that nobody waits for it; open until a thread that has not begun to wait need not.
+        end = os.open(gate, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.close(await opening)
+        os.close(end)
         raise
     finally:
         ending.cancel()
 
 
-def _write(gate: int, source: bytes) -> None:
-    try:
-        with open(gate, "wb", buffering=0) as file:
-            view = memoryview(source)
-            while view:
-                view = view[file.write(view) :]
-    except BrokenPipeError:
-        pass  # it has ended
+async def _write(gate: int, source: bytes) -> None:
+    """Waits for no interpreter: one may read no further for as long as it runs, and nobody must be held up by that."""
+    os.set_blocking(gate, False)
+    with contextlib.ExitStack() as undo:
+        file = undo.enter_context(io.FileIO(gate, "wb"))
+        try:
+            left = source[file.write(source) or 0 :]
+        except BrokenPipeError:  # it has ended
+            return
+        if left:
+            transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, file)
+            undo.pop_all()
+            transport.write(left)
+            transport.close()  # when all of that is written, or the interpreter has ended

@@ -1,0 +1,43 @@
+"""What a call in a session holds until it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from skerry.manager import calls
+from skerry.manager.calls import Call
+
+
+def test_whoever_takes_all_that_there_is_leaves_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls hold what they show for as long as they run; all calls of all tenants together have so much room."""
+    monkeypatch.setattr(calls, "HELD_MAX", 1000)
+    monkeypatch.setattr(calls, "USUAL_MAX", 100)
+    session: Any = SimpleNamespace(home=None)
+
+    async def main() -> None:
+        greedy, modest = [Call(session, {}) for _ in range(9)], Call(session, {})
+        for call in greedy:
+            for number in range(1, 30):
+                _show(call, number, bytes(50))
+        assert Call._held == 1000
+        assert sum(call._size for call in greedy) == 1000 + 9 * 100
+        _show(modest, 1, bytes(80))
+        _show(modest, 2, bytes(80))
+        assert [(len(value.data), value.truncated) for value in modest._values.values()] == [
+            (1, []),
+            (0, ["text/plain"]),
+        ]
+        for call in (*greedy, modest):
+            call._leave()
+        assert Call._held == 0
+
+    asyncio.run(main())
+
+
+def _show(call: Call, number: int, data: bytes) -> None:
+    head = {"token": call.id, "value": number, "kind": "display", "type": "text/plain", "size": len(data)}
+    call.on_reply(head, data)
