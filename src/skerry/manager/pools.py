@@ -99,6 +99,7 @@ class Pool:
         self._images = images
         self._open_channel = open_channel
         self._minimum = settings.minimum
+        self._maximum = settings.maximum
         self._ready: dict[str, Entry] = {}
         self._making: set[str] = set()
         self._active: set[str] = set()
@@ -123,11 +124,15 @@ class Pool:
     def _total(self) -> int:
         return len(self._ready) + len(self._making) + len(self._active)
 
+    @property
+    def _after_use(self) -> int:
+        return min(self._settings.after_use, self._maximum)
+
     def serves(self, image: Image, policy: Policy, backend: Backend, language: Language | None) -> bool:
         """Whether its entries can become such an environment."""
         own = self._settings
         return (
-            (self._minimum > 0 or own.after_use > 0)
+            (self._minimum > 0 or self._after_use > 0)
             and language == own.language
             and image.name == own.image
             and backend is self._registry.pick(own.policy.isolation)[0]
@@ -148,7 +153,7 @@ class Pool:
         else:
             self._hits += 1
             self._active.add(found.id)
-        self._minimum = max(self._minimum, self._settings.after_use)
+        self._minimum = max(self._minimum, self._after_use)
         self.refill(REFILL_AFTER)
         return found
 
@@ -176,7 +181,7 @@ class Pool:
 
     def _missing(self) -> bool:
         wanted = self._minimum - len(self._ready) - len(self._making)
-        return wanted > 0 and self._total() < self._settings.maximum
+        return wanted > 0 and self._total() < self._maximum
 
     async def _fill(self, after: float) -> None:
         pause = PAUSE_MIN
@@ -231,6 +236,7 @@ class Pool:
                 hit("pool.started")
                 channel = await self._open_channel(await backend.connect(id_))
                 await channel.ping()
+                await backend.usage(id_, io=False)  # which opens its counters: the first command needs them
                 entry = Entry(id_, image.digest, backend, instance, channel)
                 if settings.language is not None:
                     entry.warm = await self._warm_up(settings.language, image, entry)
@@ -268,21 +274,31 @@ class Pool:
         except SkerryError as error:  # the sweeper will try again
             log.error("not removed", pool=self.name, environment=entry.id, error=str(error))
 
-    async def warmup(self, count: int) -> None:
-        """Have so many ready, now and from now on. Raises InvalidRequest, and what a create does."""
-        if count > self._settings.maximum:
+    async def warmup(self, count: int, maximum: int | None = None) -> None:
+        """Have so many ready, now and from now on; `maximum` replaces that of the settings.
+
+        Raises InvalidRequest, and what a create does.
+        """
+        most = self._maximum if maximum is None else maximum
+        if count > most:
             raise InvalidRequest(
-                f"the pool {self.name!r} has at most {self._settings.maximum} entries",
-                hint="pools.toml in the daemon's home says how many",
+                f"the pool {self.name!r} has at most {most} entries",
+                hint="pools.toml in the daemon's home says how many, or a warm-up with a maximum",
             )
-        self._minimum = max(self._minimum, count)
+        self._maximum = most
+        self._minimum = min(max(self._minimum, count), most)
+        await self._drop(self._total() - most)
         while len(self._ready) < count and await self._add():
             pass
 
     async def shrink(self, count: int) -> None:
         """Keep no more than so many ready, from now on."""
         self._minimum = min(self._minimum, count)
-        surplus = list(self._ready.values())[: max(0, len(self._ready) - count)]
+        await self._drop(len(self._ready) - count)
+
+    async def _drop(self, count: int) -> None:
+        """Remove so many of those that are ready."""
+        surplus = list(self._ready.values())[: max(0, count)]
         for entry in surplus:
             del self._ready[entry.id]
         await asyncio.gather(*map(self._remove, surplus))
@@ -313,7 +329,7 @@ class Pool:
             pool=self.name,
             image=self._settings.image,
             minimum=self._minimum,
-            maximum=self._settings.maximum,
+            maximum=self._maximum,
             available=len(self._ready),
             creating=len(self._making),
             active=len(self._active),
