@@ -92,7 +92,8 @@ def measure(rounds: int, environments: int) -> int:
     (HERE / "results.md").write_text(report.markdown(results, times))
     _show(report.rows(times))
     _show_service(report.service(results))
-    print("\n".join([*report.facts(results), "", results["machine"], results["notes"], ""]))
+    said = [*report.beside_llm_sandbox(times), *report.facts(results)]
+    print("\n".join([*said, "", results["machine"], results["notes"], ""]))
     kept = report.targets(results, times)
     for promise, met, value in kept:
         print(f"  {'kept  ' if met else 'MISSED'}  {promise}: {value}")

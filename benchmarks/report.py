@@ -43,6 +43,7 @@ GROUPS: list[tuple[str, str, list[tuple[str, str]]]] = [
         "bare_print",
         [
             ("bare_print", "bare `python3 -c 'print(...)'`"),
+            ("llm_sandbox_code", "llm-sandbox, open and `run`"),
             ("code_cold", "**Skerry**, `client.execute_code`, no pool"),
             ("code_python", "**Skerry**, `client.execute_code`, from its pool"),
         ],
@@ -136,7 +137,7 @@ def markdown(results: Mapping[str, Any], times: Mapping[str, Summary]) -> str:
         lines += [f"| {title} | median | p95 | p99 | calls a second |", "|---|--:|--:|--:|--:|"]
         lines += [f"| {' | '.join(row)} |" for row in calls]
         lines.append("")
-    lines += [*(f"- {fact}" for fact in facts(results)), ""]
+    lines += [*(f"- {fact}" for fact in (*beside_llm_sandbox(times), *facts(results))), ""]
     return "\n".join(lines)
 
 
@@ -202,6 +203,22 @@ def facts(results: Mapping[str, Any]) -> list[str]:
             f"{attempts['open']:,} are let through, with {attempts['bytes'] / MIB:.1f} MiB more."
         )
     return said
+
+
+def beside_llm_sandbox(times: Mapping[str, Summary]) -> list[str]:
+    """How much faster Skerry does the same, in a sentence; nothing where llm-sandbox was not measured."""
+    pairs = (
+        ("a fresh sandbox to its first output", "llm_sandbox_fresh", ("fresh", "pooled_fresh")),
+        ("a command in a live one", "llm_sandbox_command", ("run",)),
+        ("a Python program that runs once", "llm_sandbox_code", ("code_cold", "code_python")),
+    )
+    if any(key not in times for _, base, ours in pairs for key in (base, *ours)):
+        return []
+    parts = []
+    for what, base, ours in pairs:
+        ratios = [f"{times[base].median / times[key].median:.3g}×" for key in ours]
+        parts.append(f"{what} {' and, from a pool, '.join(ratios)}")
+    return [f"Beside llm-sandbox Skerry is faster: {', '.join(parts)}."]
 
 
 def targets(results: Mapping[str, Any], times: Mapping[str, Summary]) -> list[tuple[str, bool, str]]:

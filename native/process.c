@@ -438,7 +438,9 @@ static void search_and_exec(const struct sk_start *s)
     for (; path != NULL && *s->argv[0] != 0; path = *path ? path + 1 : NULL) {
         size_t len = strcspn(path, ":");
         if (len > 0 && (size_t)snprintf(full, sizeof full, "%.*s/%s", (int)len, path, s->argv[0]) < sizeof full) {
-            execve(full, s->argv, s->envp);
+            /* To look first is ten times as quick as an exec that finds nothing. */
+            if (access(full, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR))
+                execve(full, s->argv, s->envp);
             if (errno != ENOENT && errno != ENOTDIR)
                 error = errno;
         }

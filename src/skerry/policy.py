@@ -92,6 +92,10 @@ class Limits:
     def millicores(self) -> int:
         return round(self.cpus * 1000)
 
+    def to_dict(self) -> dict[str, Any]:
+        # Not asdict(): its deep copies take longer than all else that is done for a create.
+        return {name: getattr(self, name) for name in self.__slots__}
+
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Limits:
         """Limits from a caller's values; None means the default. Raises InvalidRequest."""
@@ -149,6 +153,9 @@ class Policy:
     workspace: str = "auto"
     """`disk`, `memory`, or `auto`: disk where its limits can be enforced, else memory."""
     limits: Limits = field(default_factory=Limits)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__} | {"limits": self.limits.to_dict()}
 
     def __post_init__(self) -> None:
         for what, value, known in (

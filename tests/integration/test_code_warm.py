@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+import skerry
+from skerry.tools.sync.execute_code import ExecuteCode
 from tests import support
 from tests.integration.daemon import Daemon, started
 from tests.integration.test_code import execute, require
@@ -163,8 +165,11 @@ def test_what_differs_from_what_waits_is_started_then(warm: Daemon) -> None:
     assert (status, b"0af7651916cd43dd8448eb211c80319c" in answer) == (200, True)
 
 
-@pytest.mark.requirement("R78", "R79")
+@pytest.mark.requirement("R78", "R79", "R80", "R81")
 def test_what_a_pool_tells(warm: Daemon) -> None:
+    assert warm.call("POST", "/pools/python/health")["healthy"]
+    warm.call("POST", "/pools/python/warmup", {"count": 4})
+    assert warm.call("POST", "/pools/python/shrink", {"count": 2})["available"] == 2
     warm.call("POST", "/pools/python/warmup", {"count": 3})
     [found] = [each for each in warm.call("GET", "/pools")["pools"] if each["pool"] == "python"]
     assert (found["available"], found["active"]) == (3, 0)
@@ -175,6 +180,48 @@ def test_what_a_pool_tells(warm: Daemon) -> None:
         warm.wait_for_output(running[0]["environment_id"], "begun")
         [found] = [each for each in warm.call("GET", "/pools")["pools"] if each["pool"] == "python"]
         assert found["active"] == 1
+
+
+@pytest.mark.requirement("R72")
+def test_the_options_of_the_tool() -> None:
+    """backend, pool size, maximum pool size, default timeout, network: each does what it says."""
+    with pooled("") as daemon, skerry.Client(str(daemon.home)) as client:
+
+        def run(code: str, language: str = "python", **options: Any) -> tuple[str, skerry.EnvironmentInfo]:
+            with ExecuteCode(client=client, **options) as tool:
+                result = tool.execute({"language": language, "code": code})
+            return result.content, max(client.environments(ended=True), key=lambda info: info.created_at)
+
+        text, info = run("print(1)", backend="namespace", pool_size=3, max_pool_size=4)
+        assert text == "STDOUT:\n1\nExit code: 0"
+        assert (info.isolation, info.network) == ("namespace", "none")
+        [python] = [each for each in client.pools() if each.pool == "python"]
+        assert (python.minimum, python.maximum, python.hits, python.misses) == (3, 4, 1, 0)
+        assert run("echo 2", "bash", pool_size=3, max_pool_size=4)[0] == "STDOUT:\n2\nExit code: 0"
+        endless = run("while True: pass", default_timeout=1)[0]
+        assert endless == "Execution timed out\nExit code: 124"
+        assert run("print(3)", network_enabled=True)[1].network == "public"
+        text, info = run("print(4)", backend="microvm")
+        assert "'microvm' is not available here" in text or info.isolation == "microvm"
+
+
+@pytest.mark.requirement("R72")
+def test_only_operators_size_pools(warm: Daemon) -> None:
+    body = {"name": "agent", "verbs": ["create", "execute", "read"]}
+    token = warm.call("POST", "/tokens", body, expect=201)["token"]
+    before = warm.call("GET", "/pools")["pools"]
+    for size, most in ((1, None), (None, 1)):
+        at = f"unix://{warm.socket}"
+        with ExecuteCode(url=at, token=token, pool_size=size, max_pool_size=most) as tool:
+            result = tool.execute({"language": "python", "code": "print(1)"})
+        assert result.is_error
+        assert result.content.startswith("Execution failed: no pool: ")
+        assert "admin" in result.content
+    assert [each["maximum"] for each in warm.call("GET", "/pools")["pools"]] == [
+        each["maximum"] for each in before
+    ]
+    with pytest.raises(skerry.InvalidRequest, match="pool_size 3 is more than max_pool_size 2"):
+        ExecuteCode(pool_size=3, max_pool_size=2)
 
 
 def test_an_interpreter_that_died_is_not_used() -> None:

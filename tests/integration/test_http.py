@@ -140,6 +140,33 @@ def test_what_is_no_http_gets_a_problem_too(daemon: Daemon) -> None:
     assert json.loads(body)["code"] == "invalid_request"
 
 
+def test_an_answer_comes_in_one_piece(daemon: Daemon) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(daemon.socket)
+        for _ in range(3):
+            sock.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+            head, _, body = sock.recv(65536).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            assert "version" in json.loads(body)
+
+
+def test_answers_of_requests_that_were_sent_together_come_in_order(daemon: Daemon) -> None:
+    asked = b"".join(
+        b"%s %s HTTP/1.1\r\nhost: x\r\n%s\r\n" % (method, path, last)
+        for method, path, last in (
+            (b"GET", b"/healthz", b""),
+            (b"HEAD", b"/version", b""),
+            (b"GET", b"/nothing", b""),
+            (b"GET", b"/version", b"connection: close\r\n"),
+        )
+    )
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(daemon.socket)
+        sock.sendall(asked)
+        answers = b"".join(iter(lambda: sock.recv(65536), b""))
+    assert [int(piece[:3]) for piece in answers.split(b"HTTP/1.1 ")[1:]] == [200, 405, 404, 200]
+
+
 @pytest.mark.parametrize("path", ["/nothing", "/version", "/environments/x/attach/y"])
 def test_a_websocket_where_there_is_none(daemon: Daemon, path: str) -> None:
     status, headers, body = daemon.raw("GET", path, None, UPGRADE_HEADERS)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,12 @@ import pytest
 from skerry.errors import ImageBuildFailed
 from skerry.images import store as store_module
 from skerry.images.build import build
-from skerry.images.definition import Definition
+from skerry.images.definition import Definition, find
 from skerry.images.importer import import_archive
 from skerry.images.progress import Progress
 from skerry.images.store import Image, ImageStore
-from tests.support import require
+from tests.integration.daemon import started
+from tests.support import require, temporary_home
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -29,26 +31,38 @@ def minimal(*commands: tuple[str, ...], name: str = "minimal") -> Definition:
     return Definition(name, "a test", "bookworm", ("tree",), commands, {"LANG": "C.UTF-8"})
 
 
+def tools(*commands: tuple[str, ...]) -> Definition:
+    """`dev` without Go: its compiler and what it compiles take as long as all else."""
+    dev = find("dev")
+    return replace(dev, packages=tuple({*dev.packages} - {"golang-go"}), commands=commands)
+
+
 def mounts() -> list[str]:
     return Path("/proc/self/mounts").read_text().splitlines()
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> ImageStore:
+def place() -> Iterator[Path]:
+    with temporary_home() as home:
+        yield home
+
+
+@pytest.fixture(scope="module")
+def store(place: Path) -> ImageStore:
     require("mmdebstrap")
-    return ImageStore(tmp_path_factory.mktemp("images"))
+    return ImageStore(place / "images")
 
 
 @pytest.fixture(scope="module")
 def built(store: ImageStore) -> Iterator[tuple[Image, list[Progress]]]:
     before = mounts()
     steps: list[Progress] = []
-    image = build(minimal(("sh", "-c", 'echo "$LANG as $(id -u)" > /made-by-command')), store, steps.append)
+    image = build(tools(("sh", "-c", 'echo "$LANG as $(id -u)" > /made-by-command')), store, steps.append)
     assert [line for line in mounts() if str(store.root) in line] == [
         line for line in before if str(store.root) in line
     ]
     yield image, steps
-    store.remove("minimal", lambda _: False)
+    store.remove("dev", lambda _: False)
 
 
 def run_in(image: Image, *argv: str) -> str:
@@ -75,6 +89,21 @@ def test_nothing_of_the_host_is_in_it(built: tuple[Image, list[Progress]]) -> No
         p for p in image.rootfs.rglob("*") if not p.is_symlink() and p.is_file() and p.stat().st_mode & 0o6000
     ]
     assert setuid == []
+
+
+@pytest.mark.requirement("R36")
+def test_a_base_image_has_the_tools_of_the_trade(place: Path, built: tuple[Image, list[Progress]]) -> None:
+    programs = ("git", "python3", "pip", "node", "npm", "g++", "make", "tree")
+    compiled = "echo 'int main(void) { return 7; }' > a.c && cc -o a a.c && ./a"
+    with started(place) as daemon:
+        environment = daemon.create(image="dev")
+        for program in programs:
+            assert daemon.execute(environment, [program, "--version"])["exit_code"] == 0, program
+        assert daemon.execute(environment, compiled)["exit_code"] == 7
+        script = (
+            "git init -q . && npm init -y && python3 -m venv .venv && .venv/bin/pip --version && tree -L 1"
+        )
+        assert "package.json" in daemon.execute(environment, script)["stdout"]
 
 
 @pytest.mark.requirement("R110")

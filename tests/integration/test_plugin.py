@@ -215,7 +215,7 @@ def test_the_result_of_the_service(door: str, world: World) -> None:
         ]
         assert (result["exitCode"], result["stdout"], result["stderr"]) == (0, "out\n", "err\n")
         assert result["durationMs"] > 0
-        assert result["memoryUsage"] is None or result["memoryUsage"] > 100_000
+        assert result["memoryUsage"] is None if os.geteuid() else result["memoryUsage"] > 100_000
         version = (await manager.runCode(request("import platform; print(platform.python_version())")))[
             "stdout"
         ]
@@ -261,7 +261,7 @@ def test_every_trace_id_has_a_context() -> None:
 
 
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.requirement("R16", "R17", "R18")
+@pytest.mark.requirement("R16", "R18")
 def test_whatever_the_code_does_the_core_goes_on(door: str, world: World) -> None:
     async def body(manager: SandboxManager) -> None:
         for code in (
@@ -274,7 +274,8 @@ def test_whatever_the_code_does_the_core_goes_on(door: str, world: World) -> Non
             result = await manager.runCode(request(code))
             assert result["exitCode"] != 0, code
             assert (await manager.runCode(request("print('fine')")))["stdout"] == "fine\n"
-        seen = await manager.runCode(request("import os; print(sorted(os.listdir('/proc')))"))
+        seen = await manager.runCode(request("import os; print(*os.listdir('/proc'))"))
+        assert "self" in seen["stdout"].split()
         assert str(os.getpid()) not in seen["stdout"].split()
         slow = await manager.runCode(request("while True: pass"))
         assert slow["exitCode"] != 0
@@ -283,13 +284,22 @@ def test_whatever_the_code_does_the_core_goes_on(door: str, world: World) -> Non
 
 
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.requirement("R19")
-def test_limits_are_those_of_the_service(door: str, world: World) -> None:
+@pytest.mark.requirement("R17", "R19")
+def test_environment_and_limits_are_those_of_the_service(door: str, world: World) -> None:
+    """The daemon has it, for a time, with its limits, and neither code nor a request gets past them."""
+
     async def body(manager: SandboxManager) -> None:
+        assert world.daemon.call("GET", "/environments")["environments"] == []
         await manager.runCode(request("pass"))
         (info,) = world.daemon.call("GET", "/environments")["environments"]
+        assert 0 < info["idle"] <= info["lifetime"]
         assert (info["limits"]["memory"], info["limits"]["cpus"]) == (128 << 20, 0.5)
         assert info["network"] == "none"
+        greedy = await manager.runCode(request("x = bytearray(256 << 20)\nprint('taken')"))
+        assert (greedy["exitCode"] == 0, greedy["stdout"]) == (False, "")
+        for more in ({"memory": "1g"}, {"cpus": 8}, {"limits": {"memory": 1 << 30}}):
+            with pytest.raises(InvalidRequest, match="there is no argument"):
+                await manager.runCode(request("pass", **more))
 
     world.run(door, body, memory=128 << 20, cpus=0.5)
 

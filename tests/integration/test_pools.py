@@ -116,7 +116,7 @@ def test_another_kind_is_not_served_by_it(options: tuple[str, ...]) -> None:
         assert (after["hits"], after["misses"], after["available"]) == (0, 0, before["available"])
 
 
-@pytest.mark.requirement("R77")
+@pytest.mark.requirement("R77", "R90")
 def test_50_callers_at_once(options: tuple[str, ...]) -> None:
     """Nobody gets what another had, it is clean, no more are made than allowed, and the numbers add up."""
     most: list[int] = []
@@ -237,6 +237,25 @@ def test_a_killed_daemon_leaves_nothing_of_its_pools(options: tuple[str, ...]) -
         assert agreement.check(home) == {kept}
         with started(home, *options):
             pass
+
+
+def test_its_maximum_can_be_changed(options: tuple[str, ...]) -> None:
+    with pooled(options, "[default]\nmaximum = 4\n") as daemon:
+
+        def sized(count: int, maximum: int) -> tuple[int, int, int]:
+            found = daemon.call("POST", "/pools/default/warmup", {"count": count, "maximum": maximum})
+            return found["minimum"], found["maximum"], found["available"]
+
+        assert sized(5, 6) == (5, 6, 5)
+        daemon.create()
+        assert sized(5, 6) == (5, 6, 5)
+        assert sized(1, 3) == (3, 3, 2), "what is handed out counts"
+        assert sized(0, 0) == (0, 0, 0)
+        daemon.create()
+        assert stats(daemon)["misses"] == 0, "there is no pool any more"
+        refused = daemon.call("POST", "/pools/default/warmup", {"count": 2, "maximum": 1}, expect=400)
+        assert "at most 1" in refused["message"]
+        assert stats(daemon)["maximum"] == 0
 
 
 @pytest.mark.requirement("R80", "R81")

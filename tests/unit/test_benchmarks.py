@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +61,14 @@ def test_a_little_slower_misses_one(key: str, seconds: float) -> None:
     assert len(missed(GOOD_RESULTS, {**GOOD_TIMES, key: summary(seconds)})) == 1
 
 
+@pytest.mark.requirement("R117")
+def test_start_and_clean_up_are_measured() -> None:
+    """The tools were documented with containers that start in 1 to 2 s, and are removed in less than 1."""
+    times = json.loads((Path(report.__file__).parent / "results.json").read_text())["times"]
+    assert 0 < times["fresh"]["p95"] < 0.1
+    assert 0 < times["delete"]["p95"] < 0.1
+
+
 def test_what_was_not_measured_is_not_kept() -> None:
     assert len(missed({}, {})) == 11
     assert len(missed({"idle_bytes": None, "many": None}, GOOD_TIMES)) == 3
@@ -92,6 +102,20 @@ def test_every_door_has_its_table() -> None:
     assert together == ("TCP, 50 clients at once", [("read", "1.00 ms", "2.00 ms", "3.00 ms", "1,234")])
     results = {"doors": doors, "machine": "", "notes": "", "missing": {}}
     assert "| read | 1.00 ms | 2.00 ms | 3.00 ms | 1,234 |" in report.markdown(results, {})
+
+
+def test_the_ratios_to_llm_sandbox() -> None:
+    others = {
+        "llm_sandbox_fresh": summary(0.250),
+        "llm_sandbox_command": summary(0.050),
+        "llm_sandbox_code": summary(0.400),
+        "code_cold": summary(0.040),
+    }
+    assert report.beside_llm_sandbox({**GOOD_TIMES, **others}) == [
+        "Beside llm-sandbox Skerry is faster: a fresh sandbox to its first output 25× and, from a pool, 62.5×, "
+        "a command in a live one 25×, a Python program that runs once 10× and, from a pool, 40×."
+    ]
+    assert report.beside_llm_sandbox(GOOD_TIMES) == []
 
 
 def test_what_the_audit_takes_is_told() -> None:

@@ -14,7 +14,7 @@ from skerry.cli import VERBS, load, main
 from skerry.cli.completion import candidates
 from skerry.cli.parser import Parser
 from skerry.cli.terminal import clean, clean_text
-from skerry.errors import InvalidRequest, SkerryError
+from skerry.errors import ImageBuildFailed, InvalidRequest, SkerryError
 from tests.unit.scripted_server import Peer, every_request, serving
 
 ENV = {
@@ -337,7 +337,10 @@ def test_images(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert main(["image", "build", "dev"]) == 0
         captured = capsys.readouterr()
         assert captured.out == "dev sha256:0123456789abcdef\n"
-        assert captured.err == "  0% fetch\n 50% unpack\n"
+        *told, next_one = captured.err.splitlines()
+        assert told == ["  0% fetch", " 50% unpack"]
+        assert next_one.startswith("built in ")
+        assert next_one.endswith(", 1.0 MiB; use it: skerry run --image dev -it -- sh")
         assert main(["image", "import", str(tmp_path / "a.tar"), "dev", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["digest"] == IMAGE["digest"]
         assert main(["image", "inspect", "dev"]) == 0
@@ -345,6 +348,22 @@ def test_images(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert main(["image", "rm", "dev"]) == 0
         assert main(["image", "import", str(tmp_path / "none.tar"), "dev"]) == 2
         assert "none.tar: No such file" in capsys.readouterr().err
+
+
+def test_a_build_that_fails_shows_what_was_said_last(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = ImageBuildFailed(
+        "mmdebstrap ended with 25", detail={"output": ["E: no such package", "\x1b[2J"]}
+    )
+
+    def answer(method: str, target: str, body: bytes) -> Any:
+        return json.dumps({"error": failed.to_dict()}).encode() + b"\n"
+
+    with serving(every_request(answer)):
+        assert main(["image", "build", "dev"]) == failed.exit_code
+        said = capsys.readouterr().err.splitlines()
+        assert said == ["  E: no such package", "  \\x1b[2J", "skerry: mmdebstrap ended with 25"]
+        assert main(["image", "build", "dev", "--json"]) == failed.exit_code
+        assert json.loads(capsys.readouterr().err)["error"]["code"] == "image_build_failed"
 
 
 def test_version_does_not_start_a_daemon(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,30 @@ def test_commands_exist(page: Path) -> None:
 
 
 @pytest.mark.requirement("R114")
-def test_the_page_on_security_has_what_was_promised() -> None:
-    titles = re.findall(r"^## (.*)$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
-    assert {"Layers", "Threat model", "Practices", "Incident response"} <= set(titles)
+@pytest.mark.parametrize(
+    ("title", "words"),
+    [
+        ("Layers", ("namespace", "capability sets", "seccomp", "network", "cgroups", "Landlock")),
+        ("Threat model", ("attacker", "Trusted", "In scope", "Out of scope")),
+        ("Practices", ("token", "limits", "lifetime", "secrets", "kernel")),
+        ("Incident response", ("skerry rm -f", "skerry logs", "skerry audit", "skerry token revoke")),
+    ],
+)
+def test_the_page_on_security_has_what_was_promised(title: str, words: tuple[str, ...]) -> None:
+    sections = dict(
+        re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
+    )
+    assert [word for word in words if word not in sections[title]] == []
+
+
+@pytest.mark.requirement("R89")
+def test_the_two_kinds_of_tests_have_a_door_each() -> None:
+    for target, ends in (("test-unit", "-m pytest tests/unit"), ("test", "-m pytest")):
+        told = subprocess.run(
+            ["make", "--dry-run", "--no-print-directory", target],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert told.stdout.splitlines()[-1].endswith(ends)

@@ -14,8 +14,6 @@ from skerry.models import CodeResult, Outcome, Usage
 from skerry.tools.results import ToolResult
 from skerry.tools.sync.execute_code import ExecuteCode
 
-pytestmark = pytest.mark.requirement("R89", "R90")
-
 
 class StubClient:
     """Answers every program with the same result, or fails."""

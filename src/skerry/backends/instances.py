@@ -136,9 +136,13 @@ class InstanceDirectory:
 
     def note(self, facts: dict[str, Any]) -> None:
         """Keep what the backend must know to take the instance over. Raises DiskFull, LaunchFailed."""
+        name = f"{self.path}/facts"
         try:
-            os.symlink(json.dumps(facts), f"{self.path}/facts.new")
-            os.rename(f"{self.path}/facts.new", f"{self.path}/facts")
+            try:
+                os.symlink(json.dumps(facts), name)
+            except FileExistsError:
+                os.symlink(json.dumps(facts), f"{name}.new")
+                os.rename(f"{name}.new", name)
         except OSError as error:
             raise not_made(self.path, error) from error
 

@@ -164,8 +164,10 @@ class NamespaceBackend:
         )
 
     def settle(self, environment_id: str, policy: Policy) -> None:
-        self._get(environment_id).cgroup.apply(policy.limits)
-        self._facts[environment_id] = replace(self._facts[environment_id], policy=policy)
+        live, facts = self._get(environment_id), self._facts[environment_id]
+        if policy.limits != facts.policy.limits:
+            live.cgroup.apply(policy.limits)
+        self._facts[environment_id] = replace(facts, policy=policy)
 
     async def adopt(self, spec: InstanceSpec) -> Instance:
         id_ = spec.environment_id

@@ -8,9 +8,10 @@ import time
 
 from skerry.cli.options import add_json
 from skerry.cli.parser import Verb
-from skerry.cli.terminal import ago, clean, show_json, show_table
+from skerry.cli.terminal import ago, clean, say, show_json, show_table
 from skerry.client.http1 import quote
 from skerry.client.sync.client import Client
+from skerry.errors import ImageBuildFailed
 from skerry.policy import format_size
 
 TYPE_CHECKING = False
@@ -61,9 +62,15 @@ def _build_arguments(parser: Parser) -> None:
 
 
 def _build(args: SimpleNamespace) -> int:
-    with _Progress() as progress:
-        image = Client().build_image(args.name, progress.show)
-    return _show_image(image, args.json)
+    began = time.monotonic()
+    try:
+        with _Progress() as progress:
+            image = Client().build_image(args.name, progress.show)
+    except ImageBuildFailed as error:
+        for line in error.detail.get("output", ()) if not args.json else ():
+            say(f"  {line}")
+        raise
+    return _show_image(image, args.json, f"built in {ago(time.monotonic() - began)}")
 
 
 def _import_arguments(parser: Parser) -> None:
@@ -75,14 +82,15 @@ def _import_arguments(parser: Parser) -> None:
 def _import(args: SimpleNamespace) -> int:
     with _Progress() as progress:
         image = Client().import_image(args.archive, args.name, progress.show)
-    return _show_image(image, args.json)
+    return _show_image(image, args.json, "imported")
 
 
-def _show_image(image: ImageInfo, as_json: bool) -> int:
+def _show_image(image: ImageInfo, as_json: bool, how: str) -> int:
     if as_json:
         show_json(image.to_dict())
     else:
         print(clean(f"{image.name} {image.digest}"))
+        say(f"{how}, {format_size(image.size)}; use it: skerry run --image {clean(image.name)} -it -- sh")
     return 0
 
 

@@ -58,8 +58,15 @@ def _count_arguments(parser: Parser) -> None:
     add_json(parser)
 
 
+def _warmup_arguments(parser: Parser) -> None:
+    _count_arguments(parser)
+    parser.option(
+        "--maximum", takes="COUNT", convert=int, help="no more than so many ready, being made, or in use"
+    )
+
+
 def _warmup(args: SimpleNamespace) -> int:
-    return _shown([Client().warm_up_pool(args.pool, args.count).to_dict()], args)
+    return _shown([Client().warm_up_pool(args.pool, args.count, args.maximum).to_dict()], args)
 
 
 def _shrink(args: SimpleNamespace) -> int:
@@ -93,10 +100,10 @@ VERBS = {
         _stats,
     ),
     "pool warmup": Verb(
-        "skerry pool warmup POOL COUNT [--json]",
+        "skerry pool warmup POOL COUNT [OPTIONS]",
         "Have so many environments ready, now and until the daemon ends.",
         "skerry pool warmup default 8",
-        _count_arguments,
+        _warmup_arguments,
         _warmup,
     ),
     "pool shrink": Verb(

@@ -115,7 +115,10 @@ class Http(HttpToolsProtocol):
             self._check_upgrade()
         except SkerryError as error:
             self._refuse(error)
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not before:
+            self.cycle.transport = cast(Transport, _Answer(self.transport, self.loop))
 
     def timeout_keep_alive_handler(self) -> None:
         """Not `close`: that would wait until everything is sent, to somebody who may not read it."""
@@ -178,6 +181,40 @@ class Http(HttpToolsProtocol):
         body = bytes(answer.body)
         self.transport.write(b"HTTP/1.1 %d \r\n%bconnection: close\r\n\r\n%b" % (error.status, head, body))
         self.transport.close()
+
+
+class _Answer:
+    """What an answer is written to: its head goes out together with its body, if that comes at once.
+
+    In two pieces it would wake the caller twice.
+    """
+
+    __slots__ = ("_begun", "_head", "_loop", "_transport")
+
+    def __init__(self, transport: Transport, loop: AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._begun = False
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if not self._begun:
+            self._begun, self._head = True, data
+            self._loop.call_soon(self._send)
+        else:
+            head, self._head = self._head, b""
+            self._transport.write(head + data)
+
+    def _send(self) -> None:
+        if self._head:
+            self.write(b"")
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
 
 
 class _Refusal:

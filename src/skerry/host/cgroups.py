@@ -96,7 +96,8 @@ class Cgroup:
 
     def reset_peak(self) -> bool:
         """Let the memory peak start anew from what is used now. False: the kernel cannot (v2 before 6.12)."""
-        self._read("memory", *_PEAKS)
+        if self._fds.keys().isdisjoint(_PEAKS):
+            self._read("memory", *_PEAKS)  # which opens it
         for name in _PEAKS:
             with contextlib.suppress(KeyError, OSError):
                 os.pwrite(self._fds[name], b"0", 0)

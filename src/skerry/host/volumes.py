@@ -253,6 +253,7 @@ class Volumes:
                 raise LaunchFailed(
                     "a new volume has not the limits it should have", detail={"step": "verify"}
                 )
+            _look_into(mount)
             return mount
         except (OSError, LaunchFailed) as error:
             with contextlib.suppress(FileNotFoundError):  # in case it is damaged: the next one is made anew
@@ -353,6 +354,15 @@ def _kind(size: int, inodes: int) -> _Kind:
             hint="use another size, or a workspace in memory",
         )
     return -(-size // _BLOCK), inodes
+
+
+def _look_into(mount: int) -> None:
+    """Have the kernel read the workspace's directory now: else the first command would wait for that."""
+    workspace = os.open(SUBDIR, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)
+    try:
+        os.listdir(workspace)
+    finally:
+        os.close(workspace)
 
 
 def _room(mount: int) -> _Kind:

@@ -8,10 +8,8 @@ and in a directory of its own.
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import threading
@@ -22,7 +20,7 @@ from pathlib import Path
 
 from skerry.errors import ImageBuildFailed, InvalidRequest
 from skerry.host.trees import open_in_root, remove_in, remove_tree
-from skerry.images import apt
+from skerry.images import apt, preflight
 from skerry.images.definition import Definition
 from skerry.images.host import PATH
 from skerry.images.progress import Progress, Report, silent
@@ -71,13 +69,13 @@ def build(
     """Build an image and store it under the definition's name. `progress` is called from other threads too;
     what it raises ends the build and is raised from here.
 
-    Raises ImageBuildFailed with the end of the output in `detail["output"]`, DiskFull, LimitReached.
+    Raises ImageBuildFailed when something is missing, or with the end of the output in `detail["output"]`; DiskFull,
+    LimitReached.
     """
     check_name(definition.name)
-    program = shutil.which("mmdebstrap")
-    if program is None:
-        raise ImageBuildFailed("mmdebstrap is not installed", hint="apt install mmdebstrap")
-    mode = _mode()
+    progress(Progress("checking what a build needs", 0.0))
+    program = preflight.check(definition.suite, store.root)
+    mode = "root" if os.geteuid() == 0 else "unshare"
     with store.staging() as staging:
         rootfs = staging / "rootfs"
         rootfs.mkdir()
@@ -105,27 +103,6 @@ def build(
         image = store.commit(staging, definition.name, env=definition.env, description=definition.description)
     progress(Progress("done", 1.0))
     return image
-
-
-def _mode() -> str:
-    """How mmdebstrap can become root inside. Raises ImageBuildFailed when it cannot."""
-    if os.geteuid() == 0:
-        return "root"
-    try:
-        user = pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        user = str(os.geteuid())
-    for path in (Path("/etc/subuid"), Path("/etc/subgid")):
-        rows = path.read_text().splitlines() if path.exists() else []
-        if not any(row.split(":")[0] in (user, str(os.geteuid())) for row in rows):
-            raise ImageBuildFailed(
-                f"{user} has no ids to build an image with in {path}",
-                hint=f"usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}, "
-                "or build as root, or import an archive",
-            )
-    if shutil.which("newuidmap") is None:
-        raise ImageBuildFailed("newuidmap is not installed", hint="apt install uidmap")
-    return "unshare"
 
 
 def _arguments(definition: Definition, staging: Path) -> Iterator[str]:

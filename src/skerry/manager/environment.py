@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from skerry.backends.base import Backend, Instance, Layer
 from skerry.egress.limits import Traffic
@@ -102,6 +102,6 @@ class Environment:
             profile=self.policy.profile,
             network=self.policy.network,
             workspace=self.policy.workspace if self.instance is None else self.instance.workspace,
-            limits=asdict(self.policy.limits),
+            limits=self.policy.limits.to_dict(),
             ended_reason=self.reason if self.state is State.ENDED else "",
         )

@@ -11,7 +11,7 @@ import contextlib
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from socket import socket
 from typing import Any
@@ -201,7 +201,7 @@ class EnvironmentManager:
             "lifetime": lifetime,
             "idle": idle,
             "env": sorted(environment.variables) or None,
-            **asdict(policy),
+            **policy.to_dict(),
         }
         act = Act(self._records, caller, "environment.create", environment.subject, asked)
         hit("create.reserved")

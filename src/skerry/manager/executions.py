@@ -163,16 +163,16 @@ class Executions:
 
     async def usage_since(self, before: Sample) -> tuple[Usage, bool]:
         """What was used since, and whether the kernel killed something for want of memory."""
-        after = self.sample()
         try:
             now = await self.backend.usage(self.environment_id, io=False)
         except SkerryError:
             now = Usage()
         cpu = None
-        if before.cpu_seconds is not None and after.cpu_seconds is not None:
-            cpu = max(0.0, after.cpu_seconds - before.cpu_seconds)
-        kills = max(0, after.oom_kills - before.oom_kills)
-        self.oom_kills = max(self.oom_kills, after.oom_kills)
+        if before.cpu_seconds is not None and now.cpu_seconds is not None:
+            cpu = max(0.0, now.cpu_seconds - before.cpu_seconds)
+        seen = now.oom_kills or 0
+        kills = max(0, seen - before.oom_kills)
+        self.oom_kills = max(self.oom_kills, seen)
         usage = Usage(
             cpu_seconds=cpu,
             memory_bytes=now.memory_bytes,

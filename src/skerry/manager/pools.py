@@ -124,6 +124,7 @@ class Pool:
         self._open_channel = open_channel
         self._clock = clock
         self._minimum = settings.minimum
+        self._maximum = settings.maximum
         self._used_at = -math.inf
         self._line: deque[asyncio.Future[None]] = deque()
         """Those who want one. The first is told when there is one for it, and stays until it has it."""
@@ -152,16 +153,19 @@ class Pool:
     def _wanted(self) -> int:
         """So many are to be ready now."""
         used = self._clock.time() - self._used_at < self._settings.idle
-        return max(self._minimum, self._settings.after_use if used else 0)
+        return max(self._minimum, min(self._settings.after_use, self._maximum) if used else 0)
+
+    def _total(self) -> int:
+        return len(self._ready) + len(self._making) + len(self._active)
 
     def _full(self) -> bool:
-        return len(self._ready) + len(self._making) + len(self._active) >= self._settings.maximum
+        return self._total() >= self._maximum
 
     def serves(self, image: Image, policy: Policy, backend: Backend, language: Language | None) -> bool:
         """Whether its entries can become such an environment."""
         own = self._settings
         return (
-            own.maximum > 0
+            self._maximum > 0
             and language == own.language
             and image.name == own.image
             and backend is self._registry.pick(own.policy.isolation)[0]
@@ -191,7 +195,7 @@ class Pool:
             self._misses += entry is None
         except TimeoutError:
             raise Busy(
-                f"all {self._settings.maximum} environments of the pool {self.name!r} are in use",
+                f"all {self._maximum} environments of the pool {self.name!r} are in use",
                 hint="try again later; `maximum` in pools.toml in the daemon's home says how many there may be",
             ) from None
         finally:
@@ -300,6 +304,7 @@ class Pool:
                 hit("pool.started")
                 channel = await self._open_channel(await backend.connect(id_))
                 await channel.ping()
+                await backend.usage(id_, io=False)  # which opens its counters: the first command needs them
                 entry = Entry(id_, image.digest, backend, instance, channel, self._clock.time())
                 if settings.language is not None:
                     entry.warm = await self._warm_up(settings.language, image, entry)
@@ -339,21 +344,31 @@ class Pool:
         except SkerryError as error:  # the sweeper will try again
             log.error("not removed", pool=self.name, environment=entry.id, error=str(error))
 
-    async def warmup(self, count: int) -> None:
-        """Have so many ready, now and from now on. Raises InvalidRequest, and what a create does."""
-        if count > self._settings.maximum:
+    async def warmup(self, count: int, maximum: int | None = None) -> None:
+        """Have so many ready, now and from now on; `maximum` replaces that of the settings.
+
+        Raises InvalidRequest, and what a create does.
+        """
+        most = self._maximum if maximum is None else maximum
+        if count > most:
             raise InvalidRequest(
-                f"the pool {self.name!r} has at most {self._settings.maximum} entries",
-                hint="pools.toml in the daemon's home says how many",
+                f"the pool {self.name!r} has at most {most} entries",
+                hint="pools.toml in the daemon's home says how many, or a warm-up with a maximum",
             )
-        self._minimum = max(self._minimum, count)
+        self._maximum = most
+        self._minimum = min(max(self._minimum, count), most)
+        await self._drop(self._total() - most)
         while len(self._ready) < count and await self._add():
             pass
 
     async def shrink(self, count: int) -> None:
         """Keep no more than so many ready, from now on."""
         self._minimum, self._used_at = min(self._wanted, count), -math.inf
-        surplus = list(self._ready.values())[: max(0, len(self._ready) - count)]
+        await self._drop(len(self._ready) - count)
+
+    async def _drop(self, count: int) -> None:
+        """Remove so many of those that are ready."""
+        surplus = list(self._ready.values())[: max(0, count)]
         for entry in surplus:
             del self._ready[entry.id]
         self._call_next()
@@ -401,7 +416,7 @@ class Pool:
             pool=self.name,
             image=self._settings.image,
             minimum=self._wanted,
-            maximum=self._settings.maximum,
+            maximum=self._maximum,
             available=len(self._ready),
             creating=len(self._making),
             active=len(self._active),

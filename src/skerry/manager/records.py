@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from skerry.errors import StoreUnavailable
@@ -124,7 +124,7 @@ class StoredRecords:
             image=environment.image.name,
             image_digest=environment.image.digest,
             isolation=environment.isolation,
-            policy=asdict(environment.policy),
+            policy=environment.policy.to_dict(),
             variables=environment.variables,
             cpus=environment.policy.limits.cpus,
             memory=environment.policy.limits.memory,
@@ -166,7 +166,7 @@ class StoredRecords:
             "lifetime": environment.lease.lifetime,
             "active_at": now,
             "expires_at": environment.expires_at,
-            "policy": asdict(environment.policy),
+            "policy": environment.policy.to_dict(),
             "instance": _instance(environment),
         }
         ended = state is State.ENDED

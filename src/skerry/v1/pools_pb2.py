@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15skerry/v1/pools.proto\x12\tskerry.v1\"\x12\n\x10ListPoolsRequest\"8\n\x11ListPoolsResponse\x12#\n\x05pools\x18\x01 \x03(\x0b\x32\x14.skerry.v1.PoolStats\"?\n\x11WarmUpPoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\x05\x63ount\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x08\n\x06_count\"?\n\x11ShrinkPoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\x05\x63ount\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x08\n\x06_count\" \n\x10\x43heckPoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\"\x8c\x02\n\tPoolStats\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05image\x18\x02 \x01(\t\x12\x0f\n\x07minimum\x18\x03 \x01(\x03\x12\x0f\n\x07maximum\x18\x04 \x01(\x03\x12\x11\n\tavailable\x18\x05 \x01(\x03\x12\x10\n\x08\x63reating\x18\x06 \x01(\x03\x12\x0e\n\x06\x61\x63tive\x18\x07 \x01(\x03\x12\x0c\n\x04hits\x18\x08 \x01(\x03\x12\x0e\n\x06misses\x18\t \x01(\x03\x12\x10\n\x08\x66\x61ilures\x18\n \x01(\x03\x12\r\n\x05\x65rror\x18\x0b \x01(\t\x12\x18\n\x10wait_p50_seconds\x18\x0c \x01(\x01\x12\x18\n\x10wait_p95_seconds\x18\r \x01(\x01\x12\x18\n\x10wait_max_seconds\x18\x0e \x01(\x01\"=\n\nPoolHealth\x12\x0f\n\x07healthy\x18\x01 \x01(\x08\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\r\n\x05\x65rror\x18\x03 \x01(\t2\x94\x02\n\x05Pools\x12\x46\n\tListPools\x12\x1b.skerry.v1.ListPoolsRequest\x1a\x1c.skerry.v1.ListPoolsResponse\x12@\n\nWarmUpPool\x12\x1c.skerry.v1.WarmUpPoolRequest\x1a\x14.skerry.v1.PoolStats\x12@\n\nShrinkPool\x12\x1c.skerry.v1.ShrinkPoolRequest\x1a\x14.skerry.v1.PoolStats\x12?\n\tCheckPool\x12\x1b.skerry.v1.CheckPoolRequest\x1a\x15.skerry.v1.PoolHealthb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15skerry/v1/pools.proto\x12\tskerry.v1\"\x12\n\x10ListPoolsRequest\"8\n\x11ListPoolsResponse\x12#\n\x05pools\x18\x01 \x03(\x0b\x32\x14.skerry.v1.PoolStats\"a\n\x11WarmUpPoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\x05\x63ount\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x07maximum\x18\x03 \x01(\x03H\x01\x88\x01\x01\x42\x08\n\x06_countB\n\n\x08_maximum\"?\n\x11ShrinkPoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\x05\x63ount\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x08\n\x06_count\" \n\x10\x43heckPoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\"\x8c\x02\n\tPoolStats\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05image\x18\x02 \x01(\t\x12\x0f\n\x07minimum\x18\x03 \x01(\x03\x12\x0f\n\x07maximum\x18\x04 \x01(\x03\x12\x11\n\tavailable\x18\x05 \x01(\x03\x12\x10\n\x08\x63reating\x18\x06 \x01(\x03\x12\x0e\n\x06\x61\x63tive\x18\x07 \x01(\x03\x12\x0c\n\x04hits\x18\x08 \x01(\x03\x12\x0e\n\x06misses\x18\t \x01(\x03\x12\x10\n\x08\x66\x61ilures\x18\n \x01(\x03\x12\r\n\x05\x65rror\x18\x0b \x01(\t\x12\x18\n\x10wait_p50_seconds\x18\x0c \x01(\x01\x12\x18\n\x10wait_p95_seconds\x18\r \x01(\x01\x12\x18\n\x10wait_max_seconds\x18\x0e \x01(\x01\"=\n\nPoolHealth\x12\x0f\n\x07healthy\x18\x01 \x01(\x08\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\r\n\x05\x65rror\x18\x03 \x01(\t2\x94\x02\n\x05Pools\x12\x46\n\tListPools\x12\x1b.skerry.v1.ListPoolsRequest\x1a\x1c.skerry.v1.ListPoolsResponse\x12@\n\nWarmUpPool\x12\x1c.skerry.v1.WarmUpPoolRequest\x1a\x14.skerry.v1.PoolStats\x12@\n\nShrinkPool\x12\x1c.skerry.v1.ShrinkPoolRequest\x1a\x14.skerry.v1.PoolStats\x12?\n\tCheckPool\x12\x1b.skerry.v1.CheckPoolRequest\x1a\x15.skerry.v1.PoolHealthb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,15 +36,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTPOOLSRESPONSE']._serialized_start=56
   _globals['_LISTPOOLSRESPONSE']._serialized_end=112
   _globals['_WARMUPPOOLREQUEST']._serialized_start=114
-  _globals['_WARMUPPOOLREQUEST']._serialized_end=177
-  _globals['_SHRINKPOOLREQUEST']._serialized_start=179
-  _globals['_SHRINKPOOLREQUEST']._serialized_end=242
-  _globals['_CHECKPOOLREQUEST']._serialized_start=244
-  _globals['_CHECKPOOLREQUEST']._serialized_end=276
-  _globals['_POOLSTATS']._serialized_start=279
-  _globals['_POOLSTATS']._serialized_end=547
-  _globals['_POOLHEALTH']._serialized_start=549
-  _globals['_POOLHEALTH']._serialized_end=610
-  _globals['_POOLS']._serialized_start=613
-  _globals['_POOLS']._serialized_end=889
+  _globals['_WARMUPPOOLREQUEST']._serialized_end=211
+  _globals['_SHRINKPOOLREQUEST']._serialized_start=213
+  _globals['_SHRINKPOOLREQUEST']._serialized_end=276
+  _globals['_CHECKPOOLREQUEST']._serialized_start=278
+  _globals['_CHECKPOOLREQUEST']._serialized_end=310
+  _globals['_POOLSTATS']._serialized_start=313
+  _globals['_POOLSTATS']._serialized_end=581
+  _globals['_POOLHEALTH']._serialized_start=583
+  _globals['_POOLHEALTH']._serialized_end=644
+  _globals['_POOLS']._serialized_start=647
+  _globals['_POOLS']._serialized_end=923
 # @@protoc_insertion_point(module_scope)

@@ -256,9 +256,13 @@ class AsyncClient:
         answer = await self.transport.call("GET", "/pools")
         return [PoolStats.from_dict(stats) for stats in answer["pools"]]
 
-    async def warm_up_pool(self, pool: str, count: int) -> PoolStats:
-        """Have so many environments ready, and wait for it. Raises NotFound, InvalidRequest, and what a create does."""
-        answer = await self.transport.call("POST", f"/pools/{quote(pool)}/warmup", json={"count": count})
+    async def warm_up_pool(self, pool: str, count: int, maximum: int | None = None) -> PoolStats:
+        """Have so many environments ready, and wait for it; from now on no more than `maximum` are ready or in use.
+
+        Raises NotFound, InvalidRequest, and what a create does.
+        """
+        wanted = {"count": count, "maximum": maximum}
+        answer = await self.transport.call("POST", f"/pools/{quote(pool)}/warmup", json=wanted)
         return PoolStats.from_dict(answer)
 
     async def shrink_pool(self, pool: str, count: int) -> PoolStats:

@@ -31,14 +31,21 @@ class Count(Body):
     """How many are ready, afterwards."""
 
 
+class WarmUp(Count):
+    maximum: Annotated[int, Field(ge=0, le=MOST)] | None = None
+    """No more than so many are ready, being made, or in use, from now on; null: as before."""
+
+
 async def list_pools(call: Call) -> Response:
     return reply({"pools": [stats.to_dict() for stats in call.manager.pools.stats]})
 
 
-async def warm_up_pool(call: Call, pool: str, body: Count) -> Response:
+async def warm_up_pool(call: Call, pool: str, body: WarmUp) -> Response:
     found = call.manager.pools.find(pool)
-    async with call.manager.act(call.caller.itself, "pool.warmup", pool=pool, count=body.count):
-        await found.warmup(body.count)
+    async with call.manager.act(
+        call.caller.itself, "pool.warmup", pool=pool, count=body.count, maximum=body.maximum
+    ):
+        await found.warmup(body.count, body.maximum)
     return reply(found.stats.to_dict())
 
 
@@ -105,8 +112,8 @@ OPERATIONS = (
         summary="Have so many ready",
         text="Answers when they are. From then on so many are kept ready, until the pool is shrunk or the daemon ends.",
         handler=warm_up_pool,
-        body=Count,
-        body_example={"count": 8},
+        body=WarmUp,
+        body_example={"count": 8, "maximum": 50},
         answer=PoolStats,
         answer_example=EXAMPLE,
         errors=(NotFound, *STARTING),

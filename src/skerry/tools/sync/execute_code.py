@@ -32,6 +32,12 @@ class ExecuteCode:
     `backend` is the isolation that programs get at least (`namespace`, `gvisor`, `microvm`); `default_timeout` is in
     seconds, for calls that give none; `network_enabled` lets programs reach public addresses. `limit` is how many
     characters of each stream the model is shown.
+
+    `pool_size` interpreters of a language wait for programs, of at most `max_pool_size` that wait or run. Both are set
+    when the language is first used, for the pool of the daemon, which all its clients share: that takes the verb
+    `admin`. A language whose interpreter cannot wait has no pool, and none is asked for.
+
+    Raises InvalidRequest for options that contradict each other.
     """
 
     name = EXECUTE_CODE.name
@@ -43,6 +49,8 @@ class ExecuteCode:
         self,
         *,
         backend: str | None = None,
+        pool_size: int | None = None,
+        max_pool_size: int | None = None,
         default_timeout: float = TIMEOUT,
         network_enabled: bool = False,
         limit: int = FIELD_MAX,
@@ -52,7 +60,13 @@ class ExecuteCode:
     ) -> None:
         if client is not None and (url or token):
             raise InvalidRequest("a client knows its url and token already")
+        if pool_size is not None and max_pool_size is not None and pool_size > max_pool_size:
+            raise InvalidRequest(f"pool_size {pool_size} is more than max_pool_size {max_pool_size}")
         self._backend = backend
+        self._pool_size = pool_size
+        self._max_pool_size = max_pool_size
+        self._with_pool: set[str] = set()
+        """Languages whose pool is as it was asked for."""
         self._default_timeout = default_timeout
         self._network = "public" if network_enabled else "none"
         self._limit = limit
@@ -89,6 +103,10 @@ class ExecuteCode:
         given = {name: value for name, value in given.items() if value != 0}
         given["timeout"] = min(given.get("timeout", self._default_timeout), TIMEOUT_MAX)
         try:
+            self._prepare(given["language"])
+        except SkerryError as error:
+            return self._failed(f"Execution failed: no pool: {error}")
+        try:
             result = self._client.execute_code(**given, network=self._network, isolation=self._backend)
         except SkerryError as error:
             what = "Invalid parameters" if error.status == 400 else "Execution failed"
@@ -96,6 +114,14 @@ class ExecuteCode:
         if result.outcome is Outcome.INTERNAL:
             return self._failed(f"Execution failed: {result.message}")
         return ToolResult(plain(self._text(result)), is_error=not result.ok)
+
+    def _prepare(self, language: str) -> None:
+        """Before the first program in a language: its pool. Raises what `warm_up_pool` does."""
+        if (self._pool_size is None and self._max_pool_size is None) or language in self._with_pool:
+            return
+        if language in {stats.pool for stats in self._client.pools()}:
+            self._client.warm_up_pool(language, self._pool_size or 0, self._max_pool_size)
+        self._with_pool.add(language)
 
     def _text(self, result: CodeResult) -> str:
         lines = []
