@@ -14,6 +14,7 @@ import pytest
 
 from skerry.daemon import doctor
 from skerry.host import launcher
+from skerry.images import preflight
 from skerry.settings import Home
 from tests.support import Nobody
 
@@ -51,6 +52,14 @@ def test_a_missing_helper_is_a_failure_with_its_fix(home: Path, monkeypatch: pyt
     assert report["isolation"] == "none"
     assert found["helper"]["status"] == found["environment"]["status"] == "failure"
     assert "make native" in found["helper"]["fix"]
+
+
+def test_what_a_build_of_an_image_lacks_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "SPACE", 1 << 60)
+    found = checks(doctor.run(Home(str(home))))["image building"]
+    assert found["status"] == "warning"
+    assert f"are free at {home}" in found["found"]
+    assert "SKERRY_HOME" in found["fix"]
 
 
 def test_refused_user_namespaces_come_with_the_fix(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

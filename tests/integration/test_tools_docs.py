@@ -38,6 +38,13 @@ def test_examples(number: int, home: Path) -> None:
 def test_what_can_be_called_says_what_it_does(path: Path) -> None:
     module = ast.parse(path.read_text())
     assert ast.get_docstring(module)
+    for function in ast.walk(module):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+            untyped = [
+                each.arg for each in given if each.annotation is None and each.arg not in ("self", "cls")
+            ]
+            assert (function.returns is not None, untyped) == (True, []), f"{function.name} in {path.name}"
     for node in module.body:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or node.name[0] == "_":
             continue

@@ -88,6 +88,16 @@ def test_words_of_errors(
     assert words in PAGE
 
 
+@pytest.mark.requirement("R91", "R115")
+def test_words_of_a_daemon_that_is_not_yours(as_nobody: support.Nobody, client: skerry.Client) -> None:
+    home = str(client.version()["home"])
+    asked = as_nobody.run([as_nobody.python, "-m", "skerry.cli", "ls"], env={"SKERRY_HOME": home})
+    assert asked.returncode != 0
+    for words in ("belongs to another user", "SKERRY_HOME"):
+        assert words in asked.stderr
+        assert words in PAGE
+
+
 def test_words_of_files_and_ends(client: skerry.Client, env: skerry.Environment) -> None:
     with pytest.raises(skerry.PathOutside) as outside:
         env.files.read("/etc/shadow")

@@ -29,6 +29,7 @@ from skerry.host.cgroups import CgroupManager
 from skerry.host.launcher import Helper, try_steps
 from skerry.host.readback import landlock
 from skerry.host.volumes import Volumes
+from skerry.images import definition, preflight
 from skerry.images.store import ImageStore
 from skerry.models import Enforcement
 from skerry.policy import Limits, Policy, format_size
@@ -67,7 +68,7 @@ def _checks(home: Home) -> Iterator[Check]:
     yield _landlock()
     yield _guarded("home", FAILURE, lambda: _home(home))
     yield _guarded("disk workspaces", WARNING, _volumes)
-    yield _image_tools()
+    yield _guarded("image building", WARNING, lambda: _image_building(home))
     yield from _environment()
 
 
@@ -185,15 +186,9 @@ def _volumes() -> Check:
     return Check("disk workspaces", OK, "loop devices and ext4 work")
 
 
-def _image_tools() -> Check:
-    if shutil.which("mmdebstrap") is None:
-        return Check(
-            "image building",
-            WARNING,
-            "mmdebstrap is missing: only `image import` works",
-            "apt install mmdebstrap",
-        )
-    return Check("image building", OK, "mmdebstrap is there")
+def _image_building(home: Home) -> Check:
+    preflight.check(definition.find("dev").suite, Path(home.path))
+    return Check("image building", OK, "everything that a build needs is there")
 
 
 def _environment() -> Iterator[Check]:

@@ -136,12 +136,14 @@ class EnvironmentManager:
         env: dict[str, str] | None = None,
         key: Key | None = None,
         program: bool = False,
+        survives: bool = True,
         layers: tuple[Layer, ...] = (),
         language: Language | None = None,
     ) -> Environment:
         """A running environment, or nothing at all. With a key that was used before: the one that it made.
 
-        `program` and `layers` are those of InstanceSpec; `language` is the one of the program, if that is known.
+        `program` and `layers` are those of InstanceSpec; `language` is the one of the program, if that is known. One
+        that is for a program, or does not survive, ends with this daemon.
 
         Raises InvalidRequest, Conflict (the name is taken, or the key was used for something else), ImageNotFound,
         IsolationUnavailable, LaunchFailed, GuestFailed, DiskFull, DaemonUnavailable (it is stopping),
@@ -191,6 +193,7 @@ class EnvironmentManager:
             pool=pool,
             entry=entry,
             program=program,
+            survives=survives and not program,
             layers=layers,
         )
         environment.lease = Lease(self._clock, lifetime, idle, environment.busy)

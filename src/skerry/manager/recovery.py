@@ -123,7 +123,7 @@ class Recovery:
             await self._lifecycle.end(environment, record.ended_reason, Outcome(record.outcome))
             hit("recover.ended")
             return
-        if record.instance.get("program"):
+        if not record.instance.get("survives", True):
             await self._lifecycle.end(environment, "its caller went away with the daemon", Outcome.CANCELED)
             return
         try:

@@ -149,7 +149,7 @@ OPERATIONS = (
                 {
                     "name": "image building",
                     "status": "warning",
-                    "found": "mmdebstrap is missing: only `image import` works",
+                    "found": "an image cannot be built here: mmdebstrap is not installed",
                     "fix": "apt install mmdebstrap",
                 },
             ],
