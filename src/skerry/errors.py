@@ -5,6 +5,7 @@ the platform's faults.
 
     SkerryError
     ├── InvalidRequest            the call itself is wrong
+    │   ├── InstallFailed         packages that are none, or that cannot be installed
     │   ├── PathOutside           a path that leaves the writable places
     │   ├── MethodNotAllowed
     │   ├── UnsupportedMediaType
@@ -32,6 +33,7 @@ the platform's faults.
         ├── LaunchFailed
         ├── GuestFailed
         ├── ImageBuildFailed
+        ├── RegistryUnavailable   that packages come from
         ├── StoreUnavailable      the database cannot be written or read now
         └── StoreUnusable         it never will be, as it is: made by a newer Skerry, damaged, no driver
 
@@ -87,6 +89,10 @@ class InvalidRequest(SkerryError):
     code = "invalid_request"
     status = 400
     grpc = "INVALID_ARGUMENT"
+
+
+class InstallFailed(InvalidRequest):
+    code = "install_failed"
 
 
 class PathOutside(InvalidRequest):
@@ -222,6 +228,13 @@ class GuestFailed(PlatformError):
 
 class ImageBuildFailed(PlatformError):
     code = "image_build_failed"
+
+
+class RegistryUnavailable(PlatformError):
+    code = "registry_unavailable"
+    status = 503
+    grpc = "UNAVAILABLE"
+    retryable = True
 
 
 class StoreUnavailable(PlatformError):

@@ -67,6 +67,7 @@ def test_the_languages(cli: Cli) -> None:
         (("-l", "bash", "--file", "../x=/dev/null", "-"), "outside of the program's directory"),
         (("-l", "bash", "--timeout", "301", "-"), "at most 300 seconds"),
         (("-l", "bash", "--mem-limit", "x", "-"), "--mem-limit takes MB"),
+        (("-l", "python", "--package=-rx", "-"), "'-rx' is not a package that pip can be asked for"),
         (("-l", "bash"), "FILE is missing"),
     ],
 )

@@ -17,6 +17,7 @@ import subprocess
 import tarfile
 import threading
 import zipfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -112,8 +113,11 @@ def _make_repository(folder: Path) -> None:
     subprocess.run(["git", "clone", "-q", "--bare", work, folder / "git/tiny.git"], check=True)
 
 
-def serve(folder: Path, stack: ExitStack) -> None:
-    """On ports 80 and 443 of every address of this thread's network, until the stack is closed."""
+def serve(folder: Path, stack: ExitStack, seen: Callable[[str], object] = lambda path: None) -> None:
+    """On ports 80 and 443 of every address of this thread's network, until the stack is closed.
+
+    `seen` is called with the path of everything that is asked for, and answered when it returns.
+    """
 
     class Handler(SimpleHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -122,6 +126,7 @@ def serve(folder: Path, stack: ExitStack) -> None:
             super().__init__(*args, directory=str(folder))  # type: ignore[arg-type]
 
         def do_GET(self) -> None:
+            seen(self.path)
             if self.path.startswith("/git/"):
                 self.do_POST()
             else:

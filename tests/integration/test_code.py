@@ -163,7 +163,9 @@ def test_files(daemon: Daemon) -> None:
         ({"isolation": "some"}, "invalid_request", "unknown isolation"),
         ({"output_limit": -1}, "invalid_request", "output_limit"),
         ({"stdin": "%", "stdin_encoding": "base64"}, "invalid_request", "stdin is not base64"),
-        ({"packages": []}, "invalid_request", "unknown field 'packages'"),
+        ({"package": []}, "invalid_request", "unknown field 'package'"),
+        ({"packages": "x"}, "invalid_request", "packages"),
+        ({"packages": ["--pre"]}, "install_failed", "'--pre' is not a package that pip can be asked for"),
     ],
 )
 @pytest.mark.requirement("R90")

@@ -8,6 +8,7 @@ import inspect
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ from skerry.tools.infrastructure import (
 from skerry.tools.plugin import PythonInterpreterTool
 from tests import support
 from tests.integration.daemon import Daemon, started
-from tests.integration.mirrors import with_python_packages
+from tests.integration.shelves import Shelves
+from tests.integration.shelves import World as Registries
+from tests.integration.test_installs import need
 
 DOORS = ("unix", "grpc")
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -324,26 +327,34 @@ def test_a_daemon_that_is_gone(door: str, home: Path) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-@pytest.mark.requirement("R8")
-def test_packages_are_installed_before_the_code_runs(tmp_path: Path) -> None:
-    with_python_packages(tmp_path, lambda daemon: asyncio.run(install(daemon)))
+@pytest.mark.requirement("R8", "R11")
+def test_packages_are_installed_before_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("pip", "python3-pip")
+    address = f"127.0.0.1:{support.free_port()}"
+
+    def body(there: Registries) -> None:
+        world = World(there.daemon, address)
+        for door in DOORS:
+            world.run(door, partial(install, world))
+        assert sum(path.endswith(".whl") for path in there.asked) == 1
+
+    Shelves(tmp_path, None, monkeypatch).run(body, "--grpc", address)
 
 
-async def install(daemon: Daemon) -> None:
-    manager = SandboxManager(HttpDoor(url=f"unix://{daemon.socket}"))
+async def install(world: World, manager: SandboxManager) -> None:
     tool = await tool_for(manager)
-    first = await tool.execute(AGENT, {"code": "x = 1\nimport iniconfig"})
-    assert "No module named 'iniconfig'" in str(first["output"])
-    second = await tool.execute(
-        AGENT, {"code": "import iniconfig\nprint(iniconfig.__name__, x)", "requirements": ["iniconfig"]}
-    )
-    assert second["output"] == "iniconfig 1\n", second
-    (info,) = daemon.call("GET", "/environments")["environments"]
+    first = await tool.execute(AGENT, {"code": "x = 1\nimport tiny"})
+    assert "No module named 'tiny'" in str(first["output"])
+    code = "import tiny\ntiny.main()\nprint(x)"
+    for _ in range(2):
+        found = await tool.execute(AGENT, {"code": code, "requirements": ["tiny"]})
+        assert found["output"] == "from pip\n1\n", found
+    (info,) = world.daemon.call("GET", "/environments")["environments"]
     assert info["network"] == "none"
-    third = await tool.execute(
-        AGENT, {"code": "print(1)", "requirements": ["skerry-there-is-no-such-package"]}
-    )
-    assert third["error"] == "Execution failed with non-zero exit code"
-    assert "No matching distribution found for skerry-there-is-no-such-package" in str(third["output"])
+    for name, words in (
+        ("skerry-no-such-thing", "No matching distribution found for"),
+        ("-e.", "is not a package"),
+    ):
+        result = await tool.execute(AGENT, {"code": "print(1)", "requirements": [name]})
+        assert result["error"] == "Execution failed with non-zero exit code"
+        assert words in str(result["output"])

@@ -84,6 +84,8 @@ def test_files_that_cannot_be(tools: EnvironmentTools, env: skerry.Environment) 
         ("binary", "not text in UTF-8"),
         (".", "directory"),
         ("a\0b", "NUL"),
+        ("a" * 5000, "5000 bytes long"),
+        ("a" * 1_000_000, "too long"),
     ):
         answer = tools.read_file(path)
         assert (list(answer), answer["error"]) == (["error", "content"], True)
@@ -176,8 +178,8 @@ def test_python_keeps_its_state(env: skerry.Environment) -> None:
     assert len(execute("'x' * 5000")["metadata"]["value"]) < 1200
     assert not execute("import os; os._exit(3)")["success"]
     assert "NameError" in execute("x")["output"]
-    missing = execute("1", requirements=["skerry-there-is-no-such-package"])
-    assert "skerry-there-is-no-such-package" in missing["output"]
+    refused = execute("1", requirements=["--pre"])
+    assert "'--pre' is not a package that pip can be asked for" in refused["output"]
 
 
 def test_pictures(env: skerry.Environment) -> None:

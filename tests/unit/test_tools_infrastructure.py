@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from skerry.errors import InstallFailed, RegistryUnavailable
 from skerry.models import ExecutionResult, Outcome, Usage
 from skerry.tools.infrastructure import SandboxManager
-from skerry.tools.python import INSTALL
 
 
 class Noted:
-    """A door and its calls in one; an installation gives every other task a turn."""
+    """A door and its calls in one."""
 
     def __init__(self, version: str = "3.11.2", install: Exception | None = None) -> None:
         self.version = version
@@ -30,17 +30,12 @@ class Noted:
     async def create(self, name: str, image: str, limits: Mapping[str, Any]) -> None:
         self.asked.append(("create", image))
 
-    async def execute(self, name: str, argv: tuple[str, ...], timeout: float) -> ExecutionResult:
-        self.asked.append(argv[len(INSTALL) :])
-        await asyncio.sleep(0)
-        if self.install is not None:
+    async def run(
+        self, name: str, session: str, code: str, timeout: float, packages: list[str]
+    ) -> ExecutionResult:
+        self.asked.append(("run", packages))
+        if packages and self.install is not None:
             raise self.install
-        return result("")
-
-    async def set_network(self, name: str, network: str, allow: tuple[str, ...]) -> None:
-        self.asked.append((network, allow))
-
-    async def run(self, name: str, session: str, code: str, timeout: float) -> ExecutionResult:
         return result(self.version)
 
     def close(self) -> None:
@@ -57,26 +52,28 @@ def request(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.requirement("R8")
-def test_installations_of_one_session_do_not_close_each_others_way() -> None:
-    async def main() -> None:
-        noted = Noted()
-        manager = SandboxManager(noted)
-        await asyncio.gather(*(manager.runCode(request(packages=[name])) for name in ("one", "two", "three")))
-        opened = ("allowlist", ("python-packages",))
-        steps = [step for step in noted.asked if step != "closed" and step[0] != "create"]
-        assert [step for step in steps if step[0] in ("allowlist", "none")] == [opened, ("none", ())] * 3
-
-    asyncio.run(main())
+def test_packages_are_for_the_session_that_runs_the_code() -> None:
+    noted = Noted()
+    asyncio.run(SandboxManager(noted).runCode(request(packages=["one", "two==2"])))
+    assert [step for step in noted.asked if step[0] == "run"] == [
+        ("run", []),  # to ask for its version
+        ("run", ["one", "two==2"]),
+    ]
 
 
-def test_an_installation_that_breaks_off_closes_its_way() -> None:
-    async def main() -> None:
-        noted = Noted(install=OSError("gone"))
-        with pytest.raises(OSError, match="gone"):
-            await SandboxManager(noted).runCode(request(packages=["one"]))
-        assert noted.asked[-2:] == [("none", ()), "closed"]
+@pytest.mark.requirement("R8")
+def test_packages_that_cannot_be_installed_are_a_result() -> None:
+    noted = Noted(install=InstallFailed("pip cannot install this:\nno such thing"))
+    answer = asyncio.run(SandboxManager(noted).runCode(request(packages=["one"])))
+    assert (answer["exitCode"], answer["stdout"]) == (1, "")
+    assert "no such thing" in answer["stderr"]
 
-    asyncio.run(main())
+
+def test_a_registry_that_is_down_is_the_infrastructures_fault() -> None:
+    noted = Noted(install=RegistryUnavailable("gone"))
+    with pytest.raises(RegistryUnavailable, match="gone"):
+        asyncio.run(SandboxManager(noted).runCode(request(packages=["one"])))
+    assert noted.asked[-1] == "closed"
 
 
 @pytest.mark.parametrize("told", ["", "3", "3.11.2\n", "x" * 100_000, "3.11.2; rm"])

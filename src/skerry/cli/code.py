@@ -34,6 +34,7 @@ def _run_arguments(parser: Parser) -> None:
     option("--mem-limit", takes="MB", convert=int, help="memory (default: 512)")
     option("--network", takes="KIND", help="none (default), allowlist or public")
     option("--allow", takes="RULE", repeated=True, help="let it reach api.example.com, *.example.com, ...")
+    option("--package", takes="NAME", repeated=True, help="install it first: 'pandas==2.*', 'lodash@^4'")
     option("--isolation", takes="KIND", help="at least this: namespace, gvisor, microvm")
     option("--image", takes="IMAGE", completes="image", help="instead of the one that the language has")
     add_json(parser)
@@ -60,6 +61,7 @@ def _run(args: SimpleNamespace) -> int:
         allow=args.allow,
         isolation=args.isolation,
         image=args.image,
+        packages=args.package,
     )
     if args.json:
         show_json(result.to_dict())

@@ -25,6 +25,9 @@ def _run_arguments(parser: Parser) -> None:
         "-s", "--session", takes="ID", help="which session; it is opened if it is not there (default: main)"
     )
     parser.option("-c", "--code", takes="CODE", help="the code (default: what stdin brings)")
+    parser.option(
+        "--package", takes="NAME", repeated=True, help="install it first: 'pandas==2.*', 'lodash@^4'"
+    )
     parser.option("--timeout", takes="SECONDS", convert=float, help="interrupt the code after this long")
     add_json(parser)
     add_environment(parser)
@@ -33,7 +36,11 @@ def _run_arguments(parser: Parser) -> None:
 def _run(args: SimpleNamespace) -> int:
     code = sys.stdin.read() if args.code is None else args.code
     transport, path = Transport(), f"{path_of(args.environment)}/sessions"
-    wanted = {"language": args.language or "python", "session_id": args.session or "main"}
+    wanted = {
+        "language": args.language or "python",
+        "session_id": args.session or "main",
+        "packages": args.package,
+    }
     opened = transport.call("POST", path, json=wanted)
     here = f"{path}/{quote(opened['session_id'])}"
     if opened["state"] == "crashed":

@@ -37,6 +37,14 @@ _TRACE = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{
 log = structlog.get_logger(component="auth")
 
 
+def refusal(caller: Caller, verb: str) -> Denied:
+    """For one whose token does not allow it."""
+    return Denied(
+        f"token {caller.token} does not allow {verb!r}",
+        hint="`skerry token create --verb` makes one that does",
+    )
+
+
 class Gate:
     """Knows callers by their connection or their token. `watch()` must run beside it."""
 

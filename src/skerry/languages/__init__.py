@@ -17,6 +17,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VERSION = re.compile(r"\d+(\.\d+)+")
 VERSION_MAX = 64
+INSTALLERS = ("pip", "npm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Language:
     cache: Cache | None = None
     warm: bool = False
     warm_unless: str = ""
+    packages: str = ""
 
     def needs_file(self, source: bytes) -> bool:
         """Whether a program cannot be read from a pipe."""
@@ -142,6 +144,7 @@ _KINDS = {
     "cache": "a table with variable, command and perhaps clock",
     "warm": "true or false",
     "warm_unless": "a text",
+    "packages": "a text",
 }
 
 
@@ -186,6 +189,8 @@ def _language(name: str, table: dict[str, Any], path: str) -> Language:
         re.compile(table.get("warm_unless", ""))
     except re.error as error:
         raise wrong(f"warm_unless is not a pattern: {error}") from error
+    if table.get("packages", "") not in ("", *INSTALLERS):
+        raise wrong(f"packages is none of {', '.join(INSTALLERS)}")
     cache = None
     if "cache" in table:
         said = {"clock": "", **table["cache"]}
@@ -208,4 +213,5 @@ def _language(name: str, table: dict[str, Any], path: str) -> Language:
         cache=cache,
         warm=table.get("warm", False),
         warm_unless=table.get("warm_unless", ""),
+        packages=table.get("packages", ""),
     )

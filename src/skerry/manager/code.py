@@ -8,7 +8,7 @@ before the environment is removed; a few removals may be behind, not more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from skerry.manager.commands import Command, program_command
 from skerry.manager.environment import Environment
 from skerry.manager.environments import EnvironmentManager
 from skerry.manager.execution import Execution
+from skerry.manager.packages import Found, Packages
 from skerry.manager.programs import Program
 from skerry.manager.toolchains import SPARE, Toolchains
 from skerry.models import LanguageInfo, Outcome
@@ -53,6 +54,7 @@ class Code:
         self._images = images
         self._languages = Languages(home)
         self._toolchains = Toolchains(manager, Path(home, "caches"))
+        self._packages = Packages(manager, self._toolchains, Path(home, "packages"))
         self._running: set[Execution] = set()
         self._under_way: set[asyncio.Future[None]] = set()
         """One for each program, done when its environment is being removed."""
@@ -63,7 +65,8 @@ class Code:
     async def ready(self, caller: Caller, program: Program) -> AsyncIterator[Ready]:
         """A program in an environment of its own, which is removed after the block; nobody has to wait for that.
 
-        Raises InvalidRequest, PathOutside, LanguageNotFound, Busy, and what `EnvironmentManager.create` does.
+        Raises InvalidRequest, PathOutside, LanguageNotFound, Busy, and what `Packages.held` and
+        `EnvironmentManager.create` do.
         """
         language = self._languages.get(program.language)
         tree = program.tree(language)
@@ -74,26 +77,33 @@ class Code:
         try:
             version = await self._toolchains.version(image, language)
             cache = await self._toolchains.cache(image, language)
-            layers = () if cache is None else (cache,)
-            environment = await self._environment(caller, program, language, image, layers)
-            try:
-                await environment.backend.deliver(environment.id, tree)
-                hit("code.delivered")
-                self._check_open()
-                command = _command(program, language, environment)
-                _, executions = self._manager.running(caller, environment.id)
-                launch = _Launch(environment, language, tree[language.file])
-                execution = executions.prepare(caller, command, launch)
-                self._running.add(execution)
+            packages = self._packages.held(caller, image, language, program.packages, program.isolation)
+            async with packages as found:
+                wanted = cache, None if found is None else found.layer
+                layers = tuple(layer for layer in wanted if layer is not None)
+                environment = await self._environment(caller, program, language, image, layers)
                 try:
-                    yield Ready(execution, language.name, version)
+                    await environment.backend.deliver(environment.id, tree)
+                    hit("code.delivered")
+                    self._check_open()
+                    command = _command(program, language, environment, cache, found)
+                    _, executions = self._manager.running(caller, environment.id)
+                    launch = _Launch(environment, language, tree[language.file])
+                    execution = executions.prepare(caller, command, launch)
+                    self._running.add(execution)
+                    try:
+                        yield Ready(execution, language.name, version)
+                    finally:
+                        self._running.discard(execution)
                 finally:
-                    self._running.discard(execution)
-            finally:
-                self._remove(caller, environment)
+                    self._remove(caller, environment)
         finally:
             self._under_way.discard(left)
             left.set_result(None)
+
+    async def bring(self, caller: Caller, ref: str, language: str, requirements: Sequence[str]) -> None:
+        """Packages into the workspace of an environment: see `Packages.bring`. Raises LanguageNotFound as well."""
+        await self._packages.bring(caller, ref, self._languages.get(language), requirements)
 
     async def languages(self) -> list[LanguageInfo]:
         """Every language, with its version and whether its image can run it."""
@@ -108,6 +118,7 @@ class Code:
         """Stop what runs; when this returns, nothing of it is left. Its environments are for no next daemon."""
         self._closing = True
         await self._toolchains.close()
+        await self._packages.close()
         for execution in self._running:
             execution.stop(Outcome.CANCELED, "the daemon is stopping")
         while self._under_way or self._removing:
@@ -174,13 +185,23 @@ class Code:
             raise DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
 
 
-def _command(program: Program, language: Language, environment: Environment) -> Command:
+def _command(
+    program: Program,
+    language: Language,
+    environment: Environment,
+    cache: Layer | None,
+    packages: Found | None,
+) -> Command:
     assert environment.instance is not None
     command = program_command(language, environment.instance, program.policy.limits.cpus)
     variables = command.env
-    if language.cache is not None and environment.layers:
-        place = f"{environment.instance.run_path}/{environment.layers[0].name}"
+    if language.cache is not None and cache is not None:
+        place = f"{environment.instance.run_path}/{cache.name}"
         variables = {**variables, language.cache.variable: place}
+    if packages is not None:
+        place = f"{environment.instance.run_path}/{packages.layer.name}"
+        path = environment.base_variables()["PATH"]
+        variables = {**variables, **packages.installer.found_by(place, path)}
     return replace(
         command,
         env=variables,

@@ -47,7 +47,9 @@ class Environment:
     """Whether its row is in the store."""
     key: Key | None = None
     program: bool = False
-    """Whether it is for one program, whose caller waits: see InstanceSpec. No other daemon takes it over."""
+    """Whether it is for one program, whose caller waits: see InstanceSpec."""
+    survives: bool = True
+    """Whether another daemon takes it over."""
     layers: tuple[Layer, ...] = ()
     repeats: str = ""
     """The id of the environment that was meant, if the request was made before."""

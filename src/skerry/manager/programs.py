@@ -39,6 +39,8 @@ class Program:
     image: str | None = None
     """Instead of the one that the language has."""
     output_limit: int = OUTPUT_LIMIT
+    packages: tuple[str, ...] = ()
+    """Installed before it runs."""
 
     def __post_init__(self) -> None:
         seconds(self.timeout, "timeout", TIMEOUT_MAX)

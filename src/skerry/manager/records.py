@@ -100,7 +100,7 @@ def _instance(environment: Environment) -> dict[str, Any]:
         "expires": since_boot() + environment.lease.remaining,
         "sent": environment.traffic.sent,
         "received": environment.traffic.received,
-        "program": environment.program,
+        "survives": environment.survives,
     }
 
 

@@ -123,7 +123,7 @@ class Recovery:
             await self._lifecycle.end(environment, record.ended_reason, Outcome(record.outcome))
             hit("recover.ended")
             return
-        if record.instance.get("program"):
+        if not record.instance.get("survives", True):
             await self._lifecycle.end(environment, "its caller went away with the daemon", Outcome.CANCELED)
             return
         try:
@@ -146,6 +146,9 @@ class Recovery:
                 environment, f"lost while no daemon ran: {error.message}", Outcome.INTERNAL
             )
             return
+        environment.pool = self._pools.fitting(environment.image, environment.policy, backend, None)
+        if environment.pool is not None:
+            environment.pool.joined(environment.id)
         self._lifecycle.watch(environment)
         recovered = self._lifecycle.by_itself(environment, "environment.recover").entry(
             "lifecycle", detail={"lost_executions": lost} if lost else {}

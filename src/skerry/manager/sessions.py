@@ -13,6 +13,7 @@ import re
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skerry.errors import (
@@ -124,6 +125,15 @@ class Interpreter:
         if result.outcome is not Outcome.COMPLETED:
             raise Conflict(f"the session did not list its variables: {result.message or result.outcome}")
         return call.variables
+
+    async def look_for_packages(self) -> None:
+        """Those that came after its interpreter was started. One that has crashed finds them when it is restarted.
+
+        Raises Busy.
+        """
+        if self.runner.finds_packages:
+            with contextlib.suppress(Conflict):
+                await Call(self, Code(self.runner.finds_packages).request, LIST_SECONDS).run()
 
     def interrupt(self) -> None:
         """What runs now ends with KeyboardInterrupt, or what the language has for that. Nothing runs: that is fine."""
@@ -239,6 +249,9 @@ class Sessions:
         self._home = home
         self._all: dict[str, Session] = {}
         self._starting = asyncio.Lock()
+        self.bringing = asyncio.Lock()
+        self.brought: set[Path] = set()
+        """The packages that are in the workspace, and one at a time is brought there: see `Packages.bring`."""
 
     async def open(
         self,
@@ -249,8 +262,11 @@ class Sessions:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
+        packages: bool = False,
     ) -> Session:
         """A new session that can be used; or the one that has this id already, as it is.
+
+        `packages` says that some were brought, which one that runs already must look for.
 
         Raises InvalidRequest, Conflict (the id is that of another language's), LimitReached, GuestFailed.
         """
@@ -267,6 +283,8 @@ class Sessions:
             if (found := self._all.get(session_id)) is not None:
                 if found.language != language:
                     raise Conflict(f"session {session_id!r} is one in {found.language}")
+                if packages and isinstance(found, Interpreter):
+                    await found.look_for_packages()
                 return found
             if len(self._all) >= SESSIONS_MAX:
                 raise LimitReached(

@@ -31,12 +31,25 @@ own.exports(requests, replies);
 """
 
 
-class Runner:
-    """How an interpreter is started: its arguments, and what it must read before all requests."""
+# The directory of the user's packages is looked at when the interpreter starts, and may not have been there.
+_FIND_PACKAGES = (
+    "__import__('site').addsitedir(__import__('site').getusersitepackages());"
+    " __import__('importlib').invalidate_caches()"
+)
 
-    def __init__(self, file: str, *argv: str, forgets_interrupts: bool = False) -> None:
+
+class Runner:
+    """How an interpreter is started: its arguments, and what it must read before all requests.
+
+    `finds_packages` is code that makes it see those that were installed since.
+    """
+
+    def __init__(
+        self, file: str, *argv: str, forgets_interrupts: bool = False, finds_packages: str = ""
+    ) -> None:
         self.argv = list(argv)
         self.forgets_interrupts = forgets_interrupts
+        self.finds_packages = finds_packages
         self._file = file
 
     @cached_property
@@ -46,7 +59,7 @@ class Runner:
 
 
 RUNNERS = {
-    "python": Runner("python.py", "python3", "-c", _PYTHON),
+    "python": Runner("python.py", "python3", "-c", _PYTHON, finds_packages=_FIND_PACKAGES),
     # Node loses one that comes just as code ends.
     "nodejs": Runner("node.js", "node", "-e", _NODE, forgets_interrupts=True),
 }

@@ -21,10 +21,8 @@ from skerry.errors import (
 from skerry.models import ExecutionResult, Outcome, Usage
 from skerry.tools.infrastructure import Calls
 from skerry.tools.python import as_program
-from skerry.v1 import environments_pb2, executions_pb2, network_pb2, sessions_pb2
+from skerry.v1 import environments_pb2, executions_pb2, sessions_pb2
 from skerry.v1.environments_pb2_grpc import EnvironmentsStub
-from skerry.v1.executions_pb2_grpc import ExecutionsStub
-from skerry.v1.network_pb2_grpc import NetworkStub
 from skerry.v1.problem_pb2 import Problem
 from skerry.v1.sessions_pb2_grpc import SessionsStub
 
@@ -47,8 +45,6 @@ class _GrpcCalls:
     def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> None:
         self._metadata = metadata
         self._environments: Any = EnvironmentsStub(channel)
-        self._executions: Any = ExecutionsStub(channel)
-        self._network: Any = NetworkStub(channel)
         self._sessions: Any = SessionsStub(channel)
 
     async def find(self, name: str) -> bool:
@@ -68,17 +64,11 @@ class _GrpcCalls:
             if not await self.find(name):  # else another call was faster
                 raise
 
-    async def execute(self, name: str, argv: tuple[str, ...], timeout: float) -> ExecutionResult:
-        request = executions_pb2.ExecuteRequest(environment_id=name, argv=argv, timeout=timeout)
-        return _result(await self._call(self._executions.Execute, request))
-
-    async def set_network(self, name: str, network: str, allow: tuple[str, ...]) -> None:
-        request = network_pb2.SetNetworkRequest(environment_id=name, network=network, allow=allow)
-        await self._call(self._network.SetNetwork, request)
-
-    async def run(self, name: str, session: str, code: str, timeout: float) -> ExecutionResult:
+    async def run(
+        self, name: str, session: str, code: str, timeout: float, packages: list[str]
+    ) -> ExecutionResult:
         where: dict[str, Any] = {"environment_id": name, "session_id": session}
-        request = sessions_pb2.OpenSessionRequest(language="python", **where)
+        request = sessions_pb2.OpenSessionRequest(language="python", packages=packages, **where)
         found = await self._call(self._sessions.OpenSession, request)
         if found.state == sessions_pb2.SESSION_STATE_CRASHED:
             await self._call(self._sessions.RestartSession, sessions_pb2.RestartSessionRequest(**where))

@@ -9,20 +9,18 @@ The daemon is reached through a door: `HttpDoor` (the unix socket of this machin
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NotRequired, Protocol, TypedDict
-from weakref import WeakValueDictionary
 
 from skerry.client.aio.client import AsyncClient
 from skerry.client.aio.environment import AsyncEnvironment
-from skerry.errors import Conflict, EnvironmentEnded, InvalidRequest, NotFound
+from skerry.errors import Conflict, EnvironmentEnded, InstallFailed, InvalidRequest, NotFound
 from skerry.models import ExecutionResult
 from skerry.tools.arguments import check, shown
-from skerry.tools.python import FIND_PACKAGES, INSTALL, SESSION, as_program
+from skerry.tools.python import SESSION, as_program, not_installed
 
 RUNTIMES = {"python": "host"}
 """The image for a runtime, by its name as it is asked for (`python:3.10`) or without its version (`python`)."""
@@ -39,7 +37,6 @@ REQUEST: dict[str, Any] = {
     },
     "required": ["sessionId", "runtime", "code"],
 }
-PACKAGES = "python-packages"
 # By the interpreter of the session itself, whatever its code has made of its `print` and its names.
 _VERSION = '__import__("os").write(1, b"%d.%d.%d" % __import__("sys").version_info[:3])'
 
@@ -92,10 +89,13 @@ class Calls(Protocol):
         """Whether it lives; if so, it is kept for longer."""
 
     async def create(self, name: str, image: str, limits: Mapping[str, Any]) -> None: ...
-    async def execute(self, name: str, argv: tuple[str, ...], timeout: float) -> ExecutionResult: ...
-    async def set_network(self, name: str, network: str, allow: tuple[str, ...]) -> None: ...
-    async def run(self, name: str, session: str, code: str, timeout: float) -> ExecutionResult:
-        """In the session of this id, which is made, or made anew after a crash, when it is needed; see `as_program`."""
+    async def run(
+        self, name: str, session: str, code: str, timeout: float, packages: list[str]
+    ) -> ExecutionResult:
+        """In the session of this id, which is made, or made anew after a crash, when it is needed; see `as_program`.
+
+        Packages are installed before. Raises InstallFailed.
+        """
 
     def close(self) -> None: ...
 
@@ -109,7 +109,8 @@ class Door(Protocol):
 class SandboxManager:
     """Runs code, in one environment for each session, made when it is first needed, with these limits.
 
-    A request has no say in limits or network. `timeout` is for one call, its installation apart.
+    A request has no say in limits or network; the daemon installs packages elsewhere. `timeout` is for one call, its
+    installation apart.
     """
 
     def __init__(
@@ -120,14 +121,11 @@ class SandboxManager:
         memory: int = 512 << 20,
         cpus: float = 1.0,
         timeout: float = 60.0,
-        install_timeout: float = 300.0,
     ) -> None:
         self._door = door
         self._runtimes = runtimes
         self._limits = {"memory": memory, "cpus": cpus}
         self._timeout = timeout
-        self._install_timeout = install_timeout
-        self._installing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def runCode(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """`exitCode`, `stdout`, `stderr`, `durationMs`, `memoryUsage` in bytes, `traceId`, and the `runtime` that ran.
@@ -154,13 +152,14 @@ class SandboxManager:
         name = "session-" + hashlib.sha256(f"{image}\0{wanted['sessionId']}".encode()).hexdigest()[:24]
         if not await calls.find(name):
             await calls.create(name, image, self._limits)
-        told = (await calls.run(name, SESSION, _VERSION, self._timeout)).stdout
+        told = (await calls.run(name, SESSION, _VERSION, self._timeout, [])).stdout
         ran = told if re.fullmatch(r"\d{1,3}(\.\d{1,3}){2}", told) else "unknown"
         if wanted["strict"] and version and not f"{ran}.".startswith(f"{version}."):
             raise InvalidRequest(f"{wanted['runtime']} is not there; there is {language}:{ran}")
-        result = await self._installed(calls, name, tuple(wanted["packages"]))
-        if result is None or result.ok:
-            result = await calls.run(name, SESSION, wanted["code"], self._timeout)
+        try:
+            result = await calls.run(name, SESSION, wanted["code"], self._timeout, wanted["packages"])
+        except InstallFailed as failed:
+            result = not_installed(failed)
         return {
             "exitCode": result.exit_code,
             "stdout": result.stdout,
@@ -170,20 +169,6 @@ class SandboxManager:
             "traceId": wanted["traceId"],
             "runtime": f"{language}:{ran}",
         }
-
-    async def _installed(self, calls: Calls, name: str, packages: tuple[str, ...]) -> ExecutionResult | None:
-        """With the registries within reach for as long as this takes."""
-        if not packages:
-            return None
-        async with self._installing.setdefault(name, asyncio.Lock()):
-            await calls.set_network(name, "allowlist", (PACKAGES,))
-            try:
-                result = as_program(await calls.execute(name, (*INSTALL, *packages), self._install_timeout))
-            finally:
-                await calls.set_network(name, "none", ())
-        if result.ok:
-            await calls.run(name, SESSION, FIND_PACKAGES, self._timeout)
-        return result
 
 
 def traceparent(trace_id: str) -> str:
@@ -226,14 +211,10 @@ class _HttpCalls:
         except Conflict:
             await self._environment(name)  # another call was faster
 
-    async def execute(self, name: str, argv: tuple[str, ...], timeout: float) -> ExecutionResult:
-        return await (await self._environment(name)).run(argv, timeout=timeout)
-
-    async def set_network(self, name: str, network: str, allow: tuple[str, ...]) -> None:
-        await (await self._environment(name)).network.set(network, allow)
-
-    async def run(self, name: str, session: str, code: str, timeout: float) -> ExecutionResult:
-        one = await (await self._environment(name)).session("python", id=session)
+    async def run(
+        self, name: str, session: str, code: str, timeout: float, packages: list[str]
+    ) -> ExecutionResult:
+        one = await (await self._environment(name)).session("python", id=session, packages=packages)
         if (await one.info()).state == "crashed":
             await one.restart()
         result = await one.run(code, timeout=timeout)

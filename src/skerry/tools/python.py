@@ -6,17 +6,10 @@ import base64
 import binascii
 from dataclasses import replace
 
-from skerry.errors import PlatformError
-from skerry.models import ExecutionResult, Outcome, SessionResult
+from skerry.errors import InstallFailed, PlatformError
+from skerry.models import ExecutionResult, Outcome, SessionResult, Usage
 
 SESSION = "python"
-INSTALL = ("python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--")
-FIND_PACKAGES = (
-    '__import__("site").addsitedir(__import__("site").getusersitepackages());'
-    ' __import__("importlib").invalidate_caches()'
-)
-"""For an interpreter that was started before the first package was installed: it does not know where packages are."""
-
 IMAGES_MAX = 4
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
@@ -33,6 +26,12 @@ def as_program(result: ExecutionResult, traceback: str = "") -> ExecutionResult:
     return replace(
         result, stderr_bytes=result.stderr_bytes + more, stderr_size=result.stderr_size + len(more)
     )
+
+
+def not_installed(failed: InstallFailed) -> ExecutionResult:
+    """What the code comes to when its packages cannot be installed: it does not run, and stderr says why."""
+    words = f"{failed}\n".encode(errors="replace")
+    return ExecutionResult("", Outcome.FAILED, 1, b"", words, 0, len(words), 0.0, Usage())
 
 
 def pictures(result: SessionResult) -> tuple[tuple[str, str], ...]:

@@ -26,7 +26,7 @@ from skerry.v1 import environments_pb2 as skerry_dot_v1_dot_environments__pb2
 from skerry.v1 import executions_pb2 as skerry_dot_v1_dot_executions__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14skerry/v1/code.proto\x12\tskerry.v1\x1a\x1cskerry/v1/environments.proto\x1a\x1askerry/v1/executions.proto\"\xc8\x03\n\x12\x45xecuteCodeRequest\x12\x10\n\x08language\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x12\n\x05stdin\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\x37\n\x05\x66iles\x18\x04 \x03(\x0b\x32(.skerry.v1.ExecuteCodeRequest.FilesEntry\x12\x14\n\x07timeout\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\tcpu_limit\x18\x06 \x01(\x03H\x02\x88\x01\x01\x12\x16\n\tmem_limit\x18\x07 \x01(\x03H\x03\x88\x01\x01\x12\x14\n\x07network\x18\x08 \x01(\tH\x04\x88\x01\x01\x12\r\n\x05\x61llow\x18\t \x03(\t\x12\x16\n\tisolation\x18\n \x01(\tH\x05\x88\x01\x01\x12\x12\n\x05image\x18\x0b \x01(\tH\x06\x88\x01\x01\x12\x19\n\x0coutput_limit\x18\x0c \x01(\x03H\x07\x88\x01\x01\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_stdinB\n\n\x08_timeoutB\x0c\n\n_cpu_limitB\x0c\n\n_mem_limitB\n\n\x08_networkB\x0c\n\n_isolationB\x08\n\x06_imageB\x0f\n\r_output_limit\"\xd6\x02\n\nCodeResult\x12\r\n\x05\x65rror\x18\x01 \x01(\x08\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\x14\n\x0c\x65xecution_id\x18\x03 \x01(\t\x12#\n\x07outcome\x18\x04 \x01(\x0e\x32\x12.skerry.v1.Outcome\x12\x0e\n\x06stdout\x18\x05 \x01(\x0c\x12\x0e\n\x06stderr\x18\x06 \x01(\x0c\x12\x13\n\x0bstdout_size\x18\x07 \x01(\x03\x12\x13\n\x0bstderr_size\x18\x08 \x01(\x03\x12\x18\n\x10stdout_truncated\x18\t \x01(\x08\x12\x18\n\x10stderr_truncated\x18\n \x01(\x08\x12\x18\n\x10\x64uration_seconds\x18\x0b \x01(\x01\x12\x1f\n\x05usage\x18\x0c \x01(\x0b\x32\x10.skerry.v1.Usage\x12\x0f\n\x07message\x18\r \x01(\t\x12\x10\n\x08language\x18\x0e \x01(\t\x12\x0f\n\x07version\x18\x0f \x01(\t\"\x16\n\x14ListLanguagesRequest\"z\n\x08Language\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61liases\x18\x02 \x03(\t\x12\x0c\n\x04\x66ile\x18\x03 \x01(\t\x12\r\n\x05image\x18\x04 \x01(\t\x12\x11\n\tavailable\x18\x05 \x01(\x08\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\"?\n\x15ListLanguagesResponse\x12&\n\tlanguages\x18\x01 \x03(\x0b\x32\x13.skerry.v1.Language2\x9f\x01\n\x04\x43ode\x12\x43\n\x0b\x45xecuteCode\x12\x1d.skerry.v1.ExecuteCodeRequest\x1a\x15.skerry.v1.CodeResult\x12R\n\rListLanguages\x12\x1f.skerry.v1.ListLanguagesRequest\x1a .skerry.v1.ListLanguagesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14skerry/v1/code.proto\x12\tskerry.v1\x1a\x1cskerry/v1/environments.proto\x1a\x1askerry/v1/executions.proto\"\xda\x03\n\x12\x45xecuteCodeRequest\x12\x10\n\x08language\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x12\n\x05stdin\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\x37\n\x05\x66iles\x18\x04 \x03(\x0b\x32(.skerry.v1.ExecuteCodeRequest.FilesEntry\x12\x14\n\x07timeout\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\tcpu_limit\x18\x06 \x01(\x03H\x02\x88\x01\x01\x12\x16\n\tmem_limit\x18\x07 \x01(\x03H\x03\x88\x01\x01\x12\x14\n\x07network\x18\x08 \x01(\tH\x04\x88\x01\x01\x12\r\n\x05\x61llow\x18\t \x03(\t\x12\x16\n\tisolation\x18\n \x01(\tH\x05\x88\x01\x01\x12\x12\n\x05image\x18\x0b \x01(\tH\x06\x88\x01\x01\x12\x19\n\x0coutput_limit\x18\x0c \x01(\x03H\x07\x88\x01\x01\x12\x10\n\x08packages\x18\r \x03(\t\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_stdinB\n\n\x08_timeoutB\x0c\n\n_cpu_limitB\x0c\n\n_mem_limitB\n\n\x08_networkB\x0c\n\n_isolationB\x08\n\x06_imageB\x0f\n\r_output_limit\"\xd6\x02\n\nCodeResult\x12\r\n\x05\x65rror\x18\x01 \x01(\x08\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\x14\n\x0c\x65xecution_id\x18\x03 \x01(\t\x12#\n\x07outcome\x18\x04 \x01(\x0e\x32\x12.skerry.v1.Outcome\x12\x0e\n\x06stdout\x18\x05 \x01(\x0c\x12\x0e\n\x06stderr\x18\x06 \x01(\x0c\x12\x13\n\x0bstdout_size\x18\x07 \x01(\x03\x12\x13\n\x0bstderr_size\x18\x08 \x01(\x03\x12\x18\n\x10stdout_truncated\x18\t \x01(\x08\x12\x18\n\x10stderr_truncated\x18\n \x01(\x08\x12\x18\n\x10\x64uration_seconds\x18\x0b \x01(\x01\x12\x1f\n\x05usage\x18\x0c \x01(\x0b\x32\x10.skerry.v1.Usage\x12\x0f\n\x07message\x18\r \x01(\t\x12\x10\n\x08language\x18\x0e \x01(\t\x12\x0f\n\x07version\x18\x0f \x01(\t\"\x16\n\x14ListLanguagesRequest\"z\n\x08Language\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61liases\x18\x02 \x03(\t\x12\x0c\n\x04\x66ile\x18\x03 \x01(\t\x12\r\n\x05image\x18\x04 \x01(\t\x12\x11\n\tavailable\x18\x05 \x01(\x08\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\"?\n\x15ListLanguagesResponse\x12&\n\tlanguages\x18\x01 \x03(\x0b\x32\x13.skerry.v1.Language2\x9f\x01\n\x04\x43ode\x12\x43\n\x0b\x45xecuteCode\x12\x1d.skerry.v1.ExecuteCodeRequest\x1a\x15.skerry.v1.CodeResult\x12R\n\rListLanguages\x12\x1f.skerry.v1.ListLanguagesRequest\x1a .skerry.v1.ListLanguagesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,17 +36,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXECUTECODEREQUEST_FILESENTRY']._loaded_options = None
   _globals['_EXECUTECODEREQUEST_FILESENTRY']._serialized_options = b'8\001'
   _globals['_EXECUTECODEREQUEST']._serialized_start=94
-  _globals['_EXECUTECODEREQUEST']._serialized_end=550
-  _globals['_EXECUTECODEREQUEST_FILESENTRY']._serialized_start=403
-  _globals['_EXECUTECODEREQUEST_FILESENTRY']._serialized_end=447
-  _globals['_CODERESULT']._serialized_start=553
-  _globals['_CODERESULT']._serialized_end=895
-  _globals['_LISTLANGUAGESREQUEST']._serialized_start=897
-  _globals['_LISTLANGUAGESREQUEST']._serialized_end=919
-  _globals['_LANGUAGE']._serialized_start=921
-  _globals['_LANGUAGE']._serialized_end=1043
-  _globals['_LISTLANGUAGESRESPONSE']._serialized_start=1045
-  _globals['_LISTLANGUAGESRESPONSE']._serialized_end=1108
-  _globals['_CODE']._serialized_start=1111
-  _globals['_CODE']._serialized_end=1270
+  _globals['_EXECUTECODEREQUEST']._serialized_end=568
+  _globals['_EXECUTECODEREQUEST_FILESENTRY']._serialized_start=421
+  _globals['_EXECUTECODEREQUEST_FILESENTRY']._serialized_end=465
+  _globals['_CODERESULT']._serialized_start=571
+  _globals['_CODERESULT']._serialized_end=913
+  _globals['_LISTLANGUAGESREQUEST']._serialized_start=915
+  _globals['_LISTLANGUAGESREQUEST']._serialized_end=937
+  _globals['_LANGUAGE']._serialized_start=939
+  _globals['_LANGUAGE']._serialized_end=1061
+  _globals['_LISTLANGUAGESRESPONSE']._serialized_start=1063
+  _globals['_LISTLANGUAGESRESPONSE']._serialized_end=1126
+  _globals['_CODE']._serialized_start=1129
+  _globals['_CODE']._serialized_end=1288
 # @@protoc_insertion_point(module_scope)

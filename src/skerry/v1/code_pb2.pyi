@@ -56,6 +56,7 @@ class ExecuteCodeRequest(_message.Message):
     ISOLATION_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     OUTPUT_LIMIT_FIELD_NUMBER: _builtins.int
+    PACKAGES_FIELD_NUMBER: _builtins.int
     language: _builtins.str
     """A name or an alias: ListLanguages has them."""
     code: _builtins.str
@@ -83,6 +84,10 @@ class ExecuteCodeRequest(_message.Message):
     def allow(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The rules of an allowlist."""
 
+    @_builtins.property
+    def packages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Installed before it runs, from the registries that the daemon's machine uses: `pandas==2.*`, `lodash@^4`."""
+
     def __init__(
         self,
         *,
@@ -98,10 +103,11 @@ class ExecuteCodeRequest(_message.Message):
         isolation: _builtins.str | None = ...,
         image: _builtins.str | None = ...,
         output_limit: _builtins.int | None = ...,
+        packages: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cpu_limit", b"_cpu_limit", "_image", b"_image", "_isolation", b"_isolation", "_mem_limit", b"_mem_limit", "_network", b"_network", "_output_limit", b"_output_limit", "_stdin", b"_stdin", "_timeout", b"_timeout", "cpu_limit", b"cpu_limit", "image", b"image", "isolation", b"isolation", "mem_limit", b"mem_limit", "network", b"network", "output_limit", b"output_limit", "stdin", b"stdin", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpu_limit", b"_cpu_limit", "_image", b"_image", "_isolation", b"_isolation", "_mem_limit", b"_mem_limit", "_network", b"_network", "_output_limit", b"_output_limit", "_stdin", b"_stdin", "_timeout", b"_timeout", "allow", b"allow", "code", b"code", "cpu_limit", b"cpu_limit", "files", b"files", "image", b"image", "isolation", b"isolation", "language", b"language", "mem_limit", b"mem_limit", "network", b"network", "output_limit", b"output_limit", "stdin", b"stdin", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpu_limit", b"_cpu_limit", "_image", b"_image", "_isolation", b"_isolation", "_mem_limit", b"_mem_limit", "_network", b"_network", "_output_limit", b"_output_limit", "_stdin", b"_stdin", "_timeout", b"_timeout", "allow", b"allow", "code", b"code", "cpu_limit", b"cpu_limit", "files", b"files", "image", b"image", "isolation", b"isolation", "language", b"language", "mem_limit", b"mem_limit", "network", b"network", "output_limit", b"output_limit", "packages", b"packages", "stdin", b"stdin", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cpu_limit: _TypeAlias = _typing.Literal["cpu_limit"]  # noqa: Y015
     _WhichOneofArgType__cpu_limit: _TypeAlias = _typing.Literal["_cpu_limit", b"_cpu_limit"]  # noqa: Y015

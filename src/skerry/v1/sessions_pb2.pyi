@@ -92,6 +92,7 @@ class OpenSessionRequest(_message.Message):
     CWD_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
     SECRETS_FIELD_NUMBER: _builtins.int
+    PACKAGES_FIELD_NUMBER: _builtins.int
     environment_id: _builtins.str
     language: _builtins.str
     """`python`, `nodejs` or `bash`."""
@@ -105,6 +106,10 @@ class OpenSessionRequest(_message.Message):
     def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Variables as well, of which nothing but the names is ever written down."""
 
+    @_builtins.property
+    def packages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Installed in the workspace before this answers: `pandas==2.*`, `lodash@^4`. Needs the verb `create` as well."""
+
     def __init__(
         self,
         *,
@@ -114,10 +119,11 @@ class OpenSessionRequest(_message.Message):
         cwd: _builtins.str | None = ...,
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        packages: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cwd", b"_cwd", "_session_id", b"_session_id", "cwd", b"cwd", "session_id", b"session_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cwd", b"_cwd", "_session_id", b"_session_id", "cwd", b"cwd", "env", b"env", "environment_id", b"environment_id", "language", b"language", "secrets", b"secrets", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cwd", b"_cwd", "_session_id", b"_session_id", "cwd", b"cwd", "env", b"env", "environment_id", b"environment_id", "language", b"language", "packages", b"packages", "secrets", b"secrets", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cwd: _TypeAlias = _typing.Literal["cwd"]  # noqa: Y015
     _WhichOneofArgType__cwd: _TypeAlias = _typing.Literal["_cwd", b"_cwd"]  # noqa: Y015

@@ -137,15 +137,17 @@ class AsyncClient:
         isolation: str | None = None,
         image: str | None = None,
         output_limit: int | None = None,
+        packages: Sequence[str] | None = None,
     ) -> CodeResult:
         """Run a program once, in an environment that is made for it and removed afterwards.
 
         `files` are other files by their paths; like the program they can only be read, and /tmp can be written.
         `timeout` is in seconds (30, at most 300), `cpu_limit` in millicores (1000), `mem_limit` in MB (512). A program
-        that fails, hangs or is killed is a result, not an exception. Giving up on the call kills it.
+        that fails, hangs or is killed is a result, not an exception. Giving up on the call kills it. `packages`
+        (`["pandas==2.*"]`) are installed before it runs, once for all programs that name the same.
 
-        Raises InvalidRequest, LanguageNotFound when there is no such language or the image cannot run it, and what
-        creating an environment does.
+        Raises InvalidRequest, LanguageNotFound when there is no such language or the image cannot run it,
+        InstallFailed and RegistryUnavailable for packages, and what creating an environment does.
         """
         request: dict[str, Any] = {"language": language, "code": code}
         if stdin is not None:
@@ -165,6 +167,7 @@ class AsyncClient:
             "isolation": isolation,
             "image": image,
             "output_limit": output_limit,
+            "packages": list(packages) if packages else None,
         }
         request |= {name: value for name, value in given.items() if value is not None}
         return CodeResult.from_dict(await self.transport.call("POST", "/execute", json=request))

@@ -292,15 +292,17 @@ class AsyncEnvironment:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
+        packages: Sequence[str] | None = None,
     ) -> AsyncSession:
         """An interpreter that keeps its state from one call to the next: `python`, `nodejs` or `bash`.
 
         With an `id` it can be found again: a session that has it already is the one that is meant, as it is. It is
-        closed at the end of the `with` block. Raises InvalidRequest (the image has no such interpreter), Conflict (the
-        id is that of a session in another language), LimitReached.
+        closed at the end of the `with` block. `packages` (`["pandas==2.*"]`) are installed in the workspace first.
+        Raises InvalidRequest (the image has no such interpreter), Conflict (the id is that of a session in another
+        language), LimitReached; InstallFailed, RegistryUnavailable for packages.
         """
         request: dict[str, Any] = {"language": language}
-        request |= _given(session_id=id, cwd=cwd, env=env)
+        request |= _given(session_id=id, cwd=cwd, env=env, packages=list(packages) if packages else None)
         self._add_secrets(request, secrets)
         return await AsyncSession.open(self._client.transport, self._path, request)
 

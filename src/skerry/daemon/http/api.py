@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from skerry.daemon.auth import acting
+from skerry.daemon.auth import acting, refusal
 from skerry.daemon.http.answers import log, problem
 from skerry.daemon.http.operations import JSON, Call, Engine, Operation
 from skerry.daemon.http.requests import query, read_json
@@ -163,10 +163,7 @@ class Api:
         for verb in operation.verbs:
             if verb in caller.verbs:
                 continue
-            denied = Denied(
-                f"token {caller.token} does not allow {verb!r}",
-                hint="`skerry token create --verb` makes one that does",
-            )
+            denied = refusal(caller, verb)
             self._engine.manager.deny(caller, operation.name, denied, path=scope["path"][:PATH_TOLD])
             raise denied
 

@@ -12,9 +12,9 @@ from skerry.daemon.http.answers import Watch, reply
 from skerry.daemon.http.environments import OPERATIONS as OF_ENVIRONMENTS
 from skerry.daemon.http.environments import Isolation, Network
 from skerry.daemon.http.executions import OUTPUT_LIMITS, RESULT_EXAMPLE
-from skerry.daemon.http.operations import Call, Operation
+from skerry.daemon.http.operations import INSTALLING, Call, Operation
 from skerry.daemon.http.requests import Body, Encoding, Text, decode
-from skerry.errors import Busy, LanguageNotFound
+from skerry.errors import LanguageNotFound
 from skerry.manager import programs
 from skerry.manager.programs import Program
 from skerry.models import Outcome
@@ -56,11 +56,15 @@ class ExecuteCode(Body):
     """Name, or beginning of a digest; without it, the one that the language has."""
     output_limit: Annotated[int, WithJsonSchema(OUTPUT_LIMITS)] | None = None
     """Bytes of each stream; what is beyond is cut and flagged."""
+    packages: list[Text] | None = None
+    """Installed before it runs, from the registries that the daemon's machine uses: `pandas==2.*`, `lodash@^4`."""
 
     def to_program(self) -> Program:
-        said = self.model_dump(exclude_none=True, exclude={"stdin", "stdin_encoding", "allow"})
+        said = self.model_dump(exclude_none=True, exclude={"stdin", "stdin_encoding", "allow", "packages"})
         stdin = None if self.stdin is None else decode(self.stdin, self.stdin_encoding, "stdin")
-        return Program(**said, stdin=stdin, allow=tuple(self.allow or ()))
+        return Program(
+            **said, stdin=stdin, allow=tuple(self.allow or ()), packages=tuple(self.packages or ())
+        )
 
 
 async def execute_code(call: Call, body: ExecuteCode) -> Response:
@@ -98,7 +102,9 @@ OPERATIONS = (
         summary="Run a program once",
         text="In an environment that is made for it and removed afterwards. The program and its files can only be "
         "read, `/tmp` can be written; at most 100 processes and 1024 open files of each. A program that fails, hangs "
-        "or is killed is a result (200), never an error. If the connection breaks, it is killed.",
+        "or is killed is a result (200), never an error. The same packages are installed once for all programs of "
+        "the tenant and image, with the registries within reach of the installation alone. If the connection breaks, "
+        "it is killed.",
         handler=execute_code,
         body=ExecuteCode,
         body_example={
@@ -116,7 +122,7 @@ OPERATIONS = (
             "language": "python",
             "version": "3.11.2",
         },
-        errors=(*_CREATING.errors, LanguageNotFound, Busy),
+        errors=(*_CREATING.errors, LanguageNotFound, *INSTALLING),
     ),
     Operation(
         name="list_languages",

@@ -19,6 +19,9 @@ from skerry.errors import (
     EnvironmentNotFound,
     ExecutionNotFound,
     GuestFailed,
+    InstallFailed,
+    LimitReached,
+    RegistryUnavailable,
     SkerryError,
     StoreUnavailable,
 )
@@ -37,6 +40,8 @@ TAR = "application/x-tar"
 
 IN_ENVIRONMENT = (EnvironmentNotFound, EnvironmentEnded, Conflict, GuestFailed, StoreUnavailable)
 """What everything that happens inside an environment can fail with."""
+INSTALLING = (InstallFailed, RegistryUnavailable, LimitReached)
+"""What installing packages can fail with, beside the environment for it."""
 IN_EXECUTION = (*IN_ENVIRONMENT, ExecutionNotFound)
 
 

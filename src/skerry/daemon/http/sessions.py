@@ -10,14 +10,16 @@ from typing import Annotated
 from pydantic import WithJsonSchema
 from starlette.responses import Response
 
+from skerry.daemon.auth import refusal
 from skerry.daemon.http import schemas
 from skerry.daemon.http.answers import Stream, Watch, begun, reply
+from skerry.daemon.http.environments import OPERATIONS as OF_ENVIRONMENTS
 from skerry.daemon.http.environments import Size
 from skerry.daemon.http.events import COMMENT, event, next_of
 from skerry.daemon.http.executions import RESULT_EXAMPLE
-from skerry.daemon.http.operations import EVENTS, IN_ENVIRONMENT, Call, Operation
+from skerry.daemon.http.operations import EVENTS, IN_ENVIRONMENT, INSTALLING, Call, Operation
 from skerry.daemon.http.requests import Body, Encoding, Seconds, Text, decode
-from skerry.errors import Busy, InvalidRequest, LimitReached, SessionNotFound
+from skerry.errors import Busy, FileConflict, LanguageNotFound, LimitReached, SessionNotFound
 from skerry.manager.calls import Code
 from skerry.manager.environments import Use
 from skerry.manager.output import STREAM_NAMES
@@ -37,6 +39,8 @@ class OpenSession(Body):
     env: dict[Text, Text] | None = None
     secrets: dict[Text, Text] | None = None
     """Variables as well, of which nothing but the names is ever written down."""
+    packages: list[Text] | None = None
+    """Installed in the workspace before this answers: `pandas==2.*`, `lodash@^4`. Needs the verb `create` as well."""
 
 
 class RunCode(Body):
@@ -66,11 +70,22 @@ async def open_session(call: Call, environment_id: str, body: OpenSession) -> Re
         "cwd": body.cwd,
         "env": sorted(env) or None,
         "secrets": sorted(secrets) or None,
+        "packages": body.packages or None,
     }
     async with call.using(environment_id, "session.open", **told) as use:
+        if body.packages:
+            if "create" not in call.caller.verbs:  # an environment, in which they are installed
+                raise refusal(call.caller, "create")
+            await call.engine.code.bring(call.caller, environment_id, body.language, body.packages)
         sessions = call.manager.running(call.caller, environment_id)[1].sessions
         session = await sessions.open(
-            call.caller, body.language, body.session_id or "", cwd=body.cwd, env=env, secrets=secrets
+            call.caller,
+            body.language,
+            body.session_id or "",
+            cwd=body.cwd,
+            env=env,
+            secrets=secrets,
+            packages=bool(body.packages),
         )
         use.told["session_id"] = session.id
     return reply(session.info.to_dict(), 201)
@@ -160,8 +175,10 @@ async def restart_session(call: Call, environment_id: str, session_id: str) -> R
 
 
 async def list_variables(call: Call, environment_id: str, session_id: str) -> Response:
-    session = call.manager.running(call.caller, environment_id)[1].sessions.find(session_id)
-    return reply({"variables": [variable.to_dict() for variable in await session.variables(call.caller)]})
+    async with call.using(environment_id, "session.variables", session_id=session_id):
+        session = call.manager.running(call.caller, environment_id)[1].sessions.find(session_id)
+        found = await session.variables(call.caller)  # their descriptions are made by the user's code
+    return reply({"variables": [variable.to_dict() for variable in found]})
 
 
 async def close_session(call: Call, environment_id: str, session_id: str) -> Response:
@@ -170,6 +187,7 @@ async def close_session(call: Call, environment_id: str, session_id: str) -> Res
     return reply({})
 
 
+_CREATING = next(each for each in OF_ENVIRONMENTS if each.name == "create_environment")
 EXAMPLE = {
     "session_id": "analysis",
     "environment_id": "k3v9x1m2p7qa",
@@ -210,7 +228,7 @@ OPERATIONS = (
         status=201,
         answer=schemas.Session,
         answer_example=EXAMPLE,
-        errors=(*IN_ENVIRONMENT, InvalidRequest, LimitReached),
+        errors=(*_CREATING.errors, *IN_ENVIRONMENT, LanguageNotFound, FileConflict, Busy, *INSTALLING),
     ),
     Operation(
         name="list_sessions",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from skerry.errors import InstallFailed
 from skerry.tools.aio.environment import shown
-from skerry.tools.python import FIND_PACKAGES, INSTALL, SESSION, as_program, pictures
+from skerry.tools.python import SESSION, as_program, not_installed, pictures
 from skerry.tools.results import FIELD_MAX, bounded
 
 if TYPE_CHECKING:
@@ -17,11 +18,10 @@ if TYPE_CHECKING:
     Images = tuple[tuple[str, str], ...]
 
 TIMEOUT_SECONDS = 60
-INSTALL_SECONDS = 300
 
 
 class AsyncPython:
-    """Packages are installed with whatever network the environment has. `limit` is as that of `environment.*`.
+    """Packages are installed by the daemon, whatever network there is inside. `limit` is as that of `environment.*`.
 
     Raises what is not the code's fault: PlatformError, EnvironmentNotFound, EnvironmentEnded, Denied, LimitReached, and
     InvalidRequest where there is no Python.
@@ -33,15 +33,12 @@ class AsyncPython:
 
     async def execute(self, code: str, requirements: Sequence[str] = ()) -> tuple[dict[str, Any], Images]:
         """The result as the plugin gives it, with the `value` of the last expression; and pictures, of figures say."""
-        if requirements:
-            done = await self._environment.run([*INSTALL, *requirements], timeout=INSTALL_SECONDS)
-            if not done.ok:
-                return await self._failed(as_program(done)), ()
-        session = await self._environment.session("python", id=SESSION)
+        try:
+            session = await self._environment.session("python", id=SESSION, packages=requirements)
+        except InstallFailed as failed:
+            return await self._failed(not_installed(failed)), ()
         if (await session.info()).state == "crashed":
             await session.restart()
-        if requirements:
-            await session.run(FIND_PACKAGES, timeout=TIMEOUT_SECONDS)
         result = await session.run(code, timeout=TIMEOUT_SECONDS)
         images = pictures(result)
         ended = as_program(result, result.raised.traceback if result.raised else "")

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from skerry.tools.python import FIND_PACKAGES, INSTALL, SESSION, as_program, pictures
+from skerry.errors import InstallFailed
+from skerry.tools.python import SESSION, as_program, not_installed, pictures
 from skerry.tools.results import FIELD_MAX, bounded
 from skerry.tools.sync.environment import shown
 
@@ -18,11 +19,10 @@ if TYPE_CHECKING:
     Images = tuple[tuple[str, str], ...]
 
 TIMEOUT_SECONDS = 60
-INSTALL_SECONDS = 300
 
 
 class Python:
-    """Packages are installed with whatever network the environment has. `limit` is as that of `environment.*`.
+    """Packages are installed by the daemon, whatever network there is inside. `limit` is as that of `environment.*`.
 
     Raises what is not the code's fault: PlatformError, EnvironmentNotFound, EnvironmentEnded, Denied, LimitReached, and
     InvalidRequest where there is no Python.
@@ -34,15 +34,12 @@ class Python:
 
     def execute(self, code: str, requirements: Sequence[str] = ()) -> tuple[dict[str, Any], Images]:
         """The result as the plugin gives it, with the `value` of the last expression; and pictures, of figures say."""
-        if requirements:
-            done = self._environment.run([*INSTALL, *requirements], timeout=INSTALL_SECONDS)
-            if not done.ok:
-                return self._failed(as_program(done)), ()
-        session = self._environment.session("python", id=SESSION)
+        try:
+            session = self._environment.session("python", id=SESSION, packages=requirements)
+        except InstallFailed as failed:
+            return self._failed(not_installed(failed)), ()
         if (session.info()).state == "crashed":
             session.restart()
-        if requirements:
-            session.run(FIND_PACKAGES, timeout=TIMEOUT_SECONDS)
         result = session.run(code, timeout=TIMEOUT_SECONDS)
         images = pictures(result)
         ended = as_program(result, result.raised.traceback if result.raised else "")

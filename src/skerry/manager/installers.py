@@ -1,0 +1,153 @@
+"""The programs that install packages: what they take, how they are run, and where their packages are found.
+
+Requirements are data. What an installer would take for an option, a path, a URL or a repository is refused here, before
+anything is started: packages come from the registries that the operator has, and from nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from skerry.errors import InstallFailed
+from skerry.guest.channel import printable
+
+REQUIREMENTS_MAX = 100
+REQUIREMENT_MAX = 250
+"""Characters."""
+
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_VERSION = r"(?:===|==|~=|!=|<=|>=|<|>)\s*[A-Za-z0-9.*+!_-]+"
+_PYTHON = re.compile(
+    rf"(?P<name>{_NAME})\s*(?:\[\s*(?P<extras>{_NAME}(?:\s*,\s*{_NAME})*)\s*\])?\s*"
+    rf"(?P<versions>{_VERSION}(?:\s*,\s*{_VERSION})*)?\s*(?:;\s*(?P<marker>.+))?"
+)
+_VALUE = r"""(?:[a-z_]+|"[A-Za-z0-9 ._+*-]*"|'[A-Za-z0-9 ._+*-]*')"""
+_TERM = rf"[( ]*{_VALUE}\s*(?:===|==|~=|!=|<=|>=|<|>|\bin\b|\bnot in\b)\s*{_VALUE}[ )]*"
+_MARKER = re.compile(rf"{_TERM}(?:\b(?:and|or)\b{_TERM})*")
+_NPM = re.compile(
+    r"(?P<name>(?:@[a-z0-9][a-z0-9._~-]*/)?[a-z0-9][a-z0-9._~-]*)"
+    r"(?:@(?P<range>[A-Za-z0-9*^~<>=][A-Za-z0-9.*^~<>=|+ -]*))?"
+)
+_ARCHIVE = re.compile(r"\.(?:tgz|tar|tar\.gz|zip|whl)(?:@|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Installer:
+    """`{place}` in its texts is the directory that the packages are in."""
+
+    name: str
+    preset: str
+    """Of the network: what it may reach while it works."""
+    command: tuple[str, ...]
+    """Requirements follow."""
+    variables: dict[str, str]
+    """With which packages are found; PATH is put before what it was."""
+    folder: str
+    """Of a workspace, where they are found without any variable."""
+    unreachable: re.Pattern[str]
+    """In its words, when the registry is to blame."""
+    _normal: Callable[[str], str | None]
+    example: str
+
+    def normalized(self, requirements: Iterable[str]) -> tuple[str, ...]:
+        """The same set, always written the same way. Raises InstallFailed."""
+        return tuple(sorted({self._checked(text) for text in _counted(requirements)}))
+
+    def argv(self, place: str, requirements: tuple[str, ...]) -> list[str]:
+        return [*(word.replace("{place}", place) for word in self.command), *requirements]
+
+    def found_by(self, place: str, path: str) -> dict[str, str]:
+        """The variables of a program that is to find what is in `place`; `path` is its PATH without."""
+        found = {name: value.replace("{place}", place) for name, value in self.variables.items()}
+        return {**found, "PATH": f"{found['PATH']}:{path}"}
+
+    def _checked(self, text: str) -> str:
+        if len(text) > REQUIREMENT_MAX:
+            raise InstallFailed(f"a package's name and version have more than {REQUIREMENT_MAX} characters")
+        normal = None if _ARCHIVE.search(text) else self._normal(text.strip())
+        if normal is None:
+            raise InstallFailed(
+                f"{printable(text)} is not a package that {self.name} can be asked for",
+                hint=f"a name, with versions if need be: {self.example}; no options, paths or URLs",
+            )
+        return normal
+
+
+def _counted(requirements: Iterable[str]) -> list[str]:
+    found = list(requirements)
+    if len(found) > REQUIREMENTS_MAX:
+        raise InstallFailed(f"{len(found)} packages are too many", hint=f"at most {REQUIREMENTS_MAX}")
+    return found
+
+
+def _python(text: str) -> str | None:
+    found = _PYTHON.fullmatch(text)
+    if found is None or not text.isascii():
+        return None
+    marker = found["marker"] or ""
+    if marker and not _MARKER.fullmatch(marker):
+        return None
+    extras = ",".join(sorted(map(_plain, re.split(r"\s*,\s*", found["extras"])))) if found["extras"] else ""
+    versions = re.sub(r"\s", "", found["versions"] or "")
+    return "".join(
+        (
+            _plain(found["name"]),
+            f"[{extras}]" if extras else "",
+            ",".join(sorted(versions.split(","))),
+            f" ; {' '.join(marker.split())}" if marker else "",
+        )
+    )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _npm(text: str) -> str | None:
+    found = _NPM.fullmatch(text)
+    return None if found is None else f"{found['name']}@{' '.join((found['range'] or 'latest').split())}"
+
+
+INSTALLERS = {
+    "pip": Installer(
+        name="pip",
+        preset="python-packages",
+        command=(
+            *("env", "PYTHONUSERBASE={place}", "python3", "-m", "pip", "install", "--user", "--quiet"),
+            *("--no-input", "--no-cache-dir", "--disable-pip-version-check", "--no-warn-script-location"),
+            *("--progress-bar=off", "--retries=2", "--timeout=15", "--"),
+        ),
+        variables={"PYTHONUSERBASE": "{place}", "PATH": "{place}/bin"},
+        folder=".local",
+        unreachable=re.compile(r"after connection broken by|HTTP error 5\d\d|[Rr]ead timed out"),
+        _normal=_python,
+        example="'pandas==2.*'",
+    ),
+    "npm": Installer(
+        name="npm",
+        preset="npm-packages",
+        command=(
+            *(
+                "npm",
+                "install",
+                "--prefix={place}",
+                "--no-save",
+                "--no-package-lock",
+                "--no-audit",
+                "--no-fund",
+            ),
+            *("--no-update-notifier", "--no-progress", "--logs-max=0", "--loglevel=error"),
+            *("--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--"),
+        ),
+        variables={"NODE_PATH": "{place}/node_modules", "PATH": "{place}/node_modules/.bin"},
+        folder=".",
+        unreachable=re.compile(
+            r"\b(?:ENOTFOUND|EAI_AGAIN|ECONN[A-Z]+|E[A-Z]*TIMEDOUT|E(?:HOST|NET)UNREACH|ERR_SOCKET_TIMEOUT|E5\d\d)\b"
+        ),
+        _normal=_npm,
+        example="'lodash@^4.17'",
+    ),
+}
+"""By the name that a language calls them by."""

@@ -1,0 +1,219 @@
+"""Directories of packages that were made once and are only read since.
+
+Each is named by the digest of what it is made from. What is in it comes out of an environment in which anything may
+have run: it is unpacked without following a link, without devices, pipes and setuid bits, belongs to us, and the host
+resolves no path in it. All together take a bounded part of the disk: what was not used for the longest time goes first,
+and never what somebody holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import structlog
+
+from skerry.host.trees import Step, open_child, remove_tree, sync, walk
+from skerry.ids import new_id
+from skerry.images.unpack import Unpacker, UnpackLimits
+from skerry.policy import GIB
+
+MOST = 10 * GIB
+LIMITS = UnpackLimits(bytes=2 * GIB, entries=200_000)
+AGE_MAX = 7 * 86400.0
+"""Seconds after which a set is resolved anew."""
+_STAGING = ".staging-"
+_ABOUT, _TREE = "about.json", "tree"
+
+log = structlog.get_logger(component="packages")
+
+
+@dataclass(eq=False, slots=True)
+class Kept:
+    """One set, on the disk."""
+
+    key: str
+    place: Path
+    size: int
+    made: float
+    used: float
+    holders: int = 0
+
+    @property
+    def tree(self) -> Path:
+        return self.place / _TREE
+
+
+class Layers:
+    """`directory` belongs to this object alone. What is not said to be for a thread is for that of the loop."""
+
+    def __init__(self, directory: Path, most: int = MOST) -> None:
+        self.directory = directory
+        self._most = most
+        self._all: list[Kept] = []
+        self._current: dict[str, Kept] = {}
+        self._doomed: list[Path] = []
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._load()
+
+    def find(self, key: str) -> Kept | None:
+        """What is there and not too old."""
+        found = self._current.get(key)
+        if found is None or time.time() - found.made > AGE_MAX or not found.place.is_dir():
+            return None
+        return found
+
+    @contextmanager
+    def holding(self, found: Kept) -> Iterator[None]:
+        """Nothing removes it meanwhile."""
+        found.holders += 1
+        found.used = time.time()
+        with contextlib.suppress(OSError):
+            os.utime(found.place)
+        try:
+            yield
+        finally:
+            found.holders -= 1
+            if self._current.get(found.key) is not found:
+                self._tidy(None)
+
+    def make(self, key: str, archive: BinaryIO) -> Kept:
+        """Unpack what came out of an environment; it is there whole, or not at all. To be called in a thread.
+
+        Raises InvalidRequest for a dishonest archive, LimitReached, DiskFull, OSError.
+        """
+        name = f"{key}-{new_id()}"
+        staging = self.directory / f"{_STAGING}{name}"
+        try:
+            tree = staging / _TREE
+            staging.mkdir()
+            tree.mkdir()
+            archive.seek(0)
+            with Unpacker(tree, LIMITS) as unpacker:
+                unpacker.unpack(archive)
+            size, now = _own(tree), time.time()
+            (staging / _ABOUT).write_text(json.dumps({"key": key, "size": size, "made": now}))
+            sync(archive.fileno())
+            staging.rename(self.directory / name)
+        except BaseException:
+            remove_tree(staging)
+            raise
+        return Kept(key, self.directory / name, size, now, now)
+
+    def add(self, made: Kept) -> None:
+        """Whoever asks from now on gets it; what is too much then, goes."""
+        self._all.append(made)
+        self._current[made.key] = made
+        self._tidy(made)
+
+    def archive(self, found: Kept, file: BinaryIO) -> None:
+        """Fill a file with a tar of it, and go back to its beginning. To be called in a thread. Raises OSError."""
+        names: dict[int, str] = {}
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar:
+            for path, dir_fd, name, status in _entries(found.tree):
+                _add(tar, path, dir_fd, name, status, names.setdefault(status.st_ino, path))
+        file.seek(0)
+
+    def clean(self) -> None:
+        """Remove what nobody can find any more. To be called in a thread; what fails is left to the next daemon."""
+        while self._doomed:
+            place = self._doomed.pop()
+            try:
+                remove_tree(place)
+            except OSError as error:
+                log.warning("not removed", place=str(place), error=str(error))
+
+    def _load(self) -> None:
+        """Take over what an earlier daemon has made, and remove what it has not."""
+        for place in self.directory.iterdir():
+            try:
+                if place.name.startswith("."):
+                    raise ValueError("half made, or half removed")
+                about = json.loads((place / _ABOUT).read_text())
+                found = Kept(about["key"], place, about["size"], about["made"], place.stat().st_mtime)
+            except (OSError, ValueError, KeyError, TypeError):
+                remove_tree(place)
+                continue
+            self._all.append(found)
+        for found in sorted(self._all, key=lambda one: one.made):
+            self._current[found.key] = found
+        self._tidy(None)
+
+    def _tidy(self, spared: Kept | None) -> None:
+        """Remove what was replaced, and then as much as has to go, but nothing that is held."""
+        free = [one for one in self._all if not one.holders and one is not spared]
+        replaced = [one for one in free if self._current.get(one.key) is not one]
+        for one in replaced:
+            self._remove(one)
+        for one in sorted((one for one in free if one not in replaced), key=lambda one: one.used):
+            if sum(each.size for each in self._all) <= self._most:
+                return
+            self._remove(one)
+
+    def _remove(self, one: Kept) -> None:
+        self._all.remove(one)
+        if self._current.get(one.key) is one:
+            del self._current[one.key]
+        with contextlib.suppress(FileNotFoundError):  # somebody else has removed it
+            self._doomed.append(one.place.rename(self.directory / f"{_STAGING}{one.place.name}"))
+
+
+def _entries(tree: Path) -> Iterator[tuple[str, int, str, os.stat_result]]:
+    """Everything below, as (path, open directory, name in it, what it is); a directory before what is in it."""
+    top = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    above: list[str] = []
+    try:
+        for visit in walk(top):
+            if visit.step is Step.LEAVE:
+                above.pop()
+                continue
+            status = os.stat(visit.name, dir_fd=visit.dir_fd, follow_symlinks=False)
+            yield "/".join((*above, visit.name)), visit.dir_fd, visit.name, status
+            if visit.step is Step.ENTER:
+                above.append(visit.name)
+    finally:
+        os.close(top)
+
+
+def _own(tree: Path) -> int:
+    """Let it all belong to us, and everybody read it; how many bytes of the disk it takes."""
+    seen: set[int] = set()
+    size = 0
+    for _, dir_fd, name, status in _entries(tree):
+        os.chown(name, os.geteuid(), os.getegid(), dir_fd=dir_fd, follow_symlinks=False)
+        if not stat.S_ISLNK(status.st_mode):
+            runs = stat.S_ISDIR(status.st_mode) or status.st_mode & stat.S_IXUSR
+            os.chmod(name, 0o755 if runs else 0o644, dir_fd=dir_fd)
+        if status.st_ino not in seen:
+            size += status.st_blocks * 512
+        seen.add(status.st_ino)
+    tree.chmod(0o755)
+    return size
+
+
+def _add(tar: tarfile.TarFile, path: str, dir_fd: int, name: str, status: os.stat_result, first: str) -> None:
+    """`first` is the first of its paths."""
+    entry = tarfile.TarInfo(path)
+    entry.mode, entry.mtime = stat.S_IMODE(status.st_mode), int(status.st_mtime)
+    if stat.S_ISDIR(status.st_mode):
+        entry.type = tarfile.DIRTYPE
+        tar.addfile(entry)
+    elif stat.S_ISLNK(status.st_mode):
+        entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=dir_fd)
+        tar.addfile(entry)
+    elif first != path:  # or a thousand names of one large file would become a thousand large files
+        entry.type, entry.linkname = tarfile.LNKTYPE, first
+        tar.addfile(entry)
+    else:
+        entry.size = status.st_size
+        with open(open_child(dir_fd, name, os.O_RDONLY), "rb") as content:
+            tar.addfile(entry, content)

@@ -1,0 +1,255 @@
+"""Packages for programs and sessions: installed before the code runs, once for each set.
+
+An installation has an environment of its own, of the caller's tenant, which can reach the registries and nothing else,
+and in which nothing else ever runs. What it has installed is kept (see `layers`): programs of the same tenant and image
+see it as a layer that they can only read; a session, whose environment runs already, gets a copy in its workspace,
+where the installer itself would have put it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import tarfile
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import structlog
+
+from skerry.backends.base import Layer
+from skerry.errors import (
+    DaemonUnavailable,
+    FileConflict,
+    FileMissing,
+    InstallFailed,
+    InvalidRequest,
+    LimitReached,
+    PlatformError,
+    RegistryUnavailable,
+    SkerryError,
+)
+from skerry.guest import files
+from skerry.images.store import Image
+from skerry.languages import Language
+from skerry.manager.caller import Caller
+from skerry.manager.commands import Command
+from skerry.manager.environment import Environment
+from skerry.manager.environments import EnvironmentManager
+from skerry.manager.installers import INSTALLERS, Installer
+from skerry.manager.layers import Kept, Layers
+from skerry.manager.toolchains import SPARE, Toolchains
+from skerry.models import ExecutionResult, Outcome
+from skerry.policy import GIB, Limits, Policy, format_size
+
+INSTALL_SECONDS = 300.0
+LIMITS = Limits(cpus=float(os.cpu_count() or 1), memory=2 * GIB, disk=4 * GIB, pids=512, fds=4096)
+"""Of the environment in which packages are installed."""
+WORDS_MAX = 2000
+"""Characters of what an installer says that a caller is told: the last ones, as its reasons come last."""
+ARCHIVE_MAX = 4 * GIB
+CHUNK = 1 << 17
+NOT_FOUND = 127
+
+log = structlog.get_logger(component="packages")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A set of packages that is installed, and stays for as long as this is held."""
+
+    kept: Kept
+    installer: Installer
+
+    @property
+    def layer(self) -> Layer:
+        return Layer(f"{self.installer.name}-packages", str(self.kept.tree))
+
+
+class Packages:
+    """`directory` is for what was installed, and belongs to this object alone."""
+
+    def __init__(self, manager: EnvironmentManager, toolchains: Toolchains, directory: Path) -> None:
+        self._manager = manager
+        self._toolchains = toolchains
+        self._layers = Layers(directory)
+        self._installing: dict[str, asyncio.Task[None]] = {}
+        self._closing = False
+
+    @asynccontextmanager
+    async def held(
+        self, caller: Caller, image: Image, language: Language, requirements: Sequence[str], isolation: str
+    ) -> AsyncIterator[Found | None]:
+        """These packages, installed now if they are not yet, and there until the block ends; None for none.
+
+        Raises InvalidRequest (the language has none), InstallFailed, RegistryUnavailable, LimitReached,
+        DaemonUnavailable, and what `EnvironmentManager.create` does.
+        """
+        if not requirements:
+            yield None
+            return
+        installer = installer_of(language)
+        wanted = installer.normalized(requirements)
+        version = await self._toolchains.version(image, language)
+        of = [caller.tenant, image.digest, installer.name, version, installer.command, wanted]
+        key = hashlib.sha256(json.dumps(of).encode()).hexdigest()[:32]
+        while (kept := self._layers.find(key)) is None:
+            await self._once(key, partial(self._install, caller, image, installer, wanted, isolation))
+        with self._layers.holding(kept):
+            yield Found(kept, installer)
+
+    async def bring(self, caller: Caller, ref: str, language: Language, requirements: Sequence[str]) -> None:
+        """Put packages into the workspace of an environment, where what starts from now on finds them.
+
+        Raises what `held` and `EnvironmentManager.running` do, and FileConflict, DiskFull.
+        """
+        environment, executions = self._manager.running(caller, ref)
+        sessions, policy = executions.sessions, environment.policy
+        async with self.held(caller, environment.image, language, requirements, policy.isolation) as found:
+            if found is None:
+                return
+            async with sessions.bringing:
+                if found.kept.place in sessions.brought:
+                    return
+                assert environment.instance is not None
+                place = f"{environment.instance.workspace_path}/{found.installer.folder}"
+                with tempfile.TemporaryFile(dir=self._layers.directory) as archive:
+                    await asyncio.to_thread(self._layers.archive, found.kept, archive)
+                    await files.untar(executions.channel, place, _chunks(archive))
+                sessions.brought.add(found.kept.place)
+
+    async def close(self) -> None:
+        """Give up what is being installed."""
+        self._closing = True
+        for installing in self._installing.values():
+            installing.cancel()
+        if self._installing:
+            await asyncio.wait(self._installing.values())
+
+    async def _once(self, key: str, install: Callable[[str], Coroutine[Any, Any, None]]) -> None:
+        """However many ask for the same, it is installed once; and for all of them, whoever goes away."""
+        if self._closing:
+            raise _stopping()
+        if key not in self._installing:
+            self._installing[key] = asyncio.create_task(install(key))
+            self._installing[key].add_done_callback(lambda done: self._installed(key, done))
+        installing = self._installing[key]
+        try:
+            await asyncio.shield(installing)
+        except asyncio.CancelledError:
+            if installing.cancelled():
+                raise _stopping() from None
+            raise
+
+    def _installed(self, key: str, done: asyncio.Task[None]) -> None:
+        del self._installing[key]
+        if not done.cancelled():
+            done.exception()  # whoever waited for it may have gone
+
+    async def _install(
+        self,
+        caller: Caller,
+        image: Image,
+        installer: Installer,
+        wanted: tuple[str, ...],
+        isolation: str,
+        key: str,
+    ) -> None:
+        began = time.monotonic()
+        async with self._environment(caller, image, installer, isolation) as environment:
+            assert environment.instance is not None
+            place = f"{environment.instance.workspace_path}/packages"
+            command = Command(argv=installer.argv(place, wanted), timeout=INSTALL_SECONDS)
+            _, executions = self._manager.running(caller, environment.id)
+            result = await executions.prepare(caller, command).run()
+            if not result.ok:
+                raise _fault(image, installer, result)
+            with tempfile.TemporaryFile(dir=self._layers.directory) as archive:
+                await self._take(caller, environment, place, archive)
+                self._layers.add(await asyncio.to_thread(self._layers.make, key, archive))
+        await asyncio.to_thread(self._layers.clean)
+        log.info(
+            "installed",
+            tenant=caller.tenant,
+            installer=installer.name,
+            packages=wanted,
+            seconds=round(time.monotonic() - began, 1),
+        )
+
+    async def _take(self, caller: Caller, environment: Environment, place: str, archive: BinaryIO) -> None:
+        """What was installed, as a tar. Raises InstallFailed, LimitReached, OSError, GuestFailed."""
+        async with self._manager.using(caller, environment.id, "file.download", path=place) as use:
+            try:
+                async for chunk in files.tar(use.channel, place, contents=True):
+                    if archive.tell() > ARCHIVE_MAX:
+                        raise LimitReached(f"the packages take more than {format_size(ARCHIVE_MAX)}")
+                    await asyncio.to_thread(archive.write, chunk)
+            except FileConflict as error:  # a file that its owner cannot read, say
+                raise InstallFailed(f"what was installed cannot be kept: {error.message}") from error
+            except FileMissing:  # all of them are in the image
+                with tarfile.open(fileobj=archive, mode="w"):
+                    pass
+
+    @asynccontextmanager
+    async def _environment(
+        self, caller: Caller, image: Image, installer: Installer, isolation: str
+    ) -> AsyncIterator[Environment]:
+        environment = await self._manager.create(
+            caller,
+            image=image.ref,
+            policy=Policy(isolation=isolation, network="allowlist", allow=(installer.preset,), limits=LIMITS),
+            lifetime=INSTALL_SECONDS + SPARE,
+            idle=SPARE,
+            survives=False,
+        )
+        try:
+            yield environment
+        finally:
+            with suppress(SkerryError):  # the reaper tries again
+                await self._manager.delete(caller, environment.id)
+
+
+def installer_of(language: Language) -> Installer:
+    """Raises InvalidRequest."""
+    if not language.packages:
+        raise InvalidRequest(
+            f"there are no packages for {language.name}", hint="use an image that has what is needed"
+        )
+    return INSTALLERS[language.packages]
+
+
+def _fault(image: Image, installer: Installer, result: ExecutionResult) -> SkerryError:
+    """Whose fault it is that nothing was installed."""
+    if result.outcome in (Outcome.INTERNAL, Outcome.CANCELED):
+        return PlatformError(f"the installation was lost: {result.message}")
+    words = (result.stderr.strip() or result.stdout.strip())[-WORDS_MAX:]
+    if result.outcome is not Outcome.FAILED:
+        return LimitReached(
+            f"{installer.name} was ended: {result.message or result.outcome}\n{words}".strip()
+        )
+    if result.exit_code == NOT_FOUND or f"No module named {installer.name}" in words:
+        return InstallFailed(
+            f"the image {image.name!r} has no {installer.name}", hint="use an image that has it"
+        )
+    if installer.unreachable.search(words):
+        return RegistryUnavailable(
+            f"{installer.name} cannot reach its registry:\n{words}",
+            hint="try again; `skerry audit tail` has what was refused, and docs/network.md says which registry is used",
+        )
+    return InstallFailed(f"{installer.name} cannot install this:\n{words}")
+
+
+async def _chunks(archive: BinaryIO) -> AsyncIterator[bytes]:
+    while data := await asyncio.to_thread(archive.read, CHUNK):
+        yield data
+
+
+def _stopping() -> DaemonUnavailable:
+    return DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
