@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,9 +58,18 @@ def stand_in(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv("PYTHONPATH", f"{os.environ.get('PYTHONPATH', '')}:{tmp_path}")
     yield home
     (home / "end").touch()
-    for pid in (one["pid"] for one in started(home)):
-        while os.path.exists(f"/proc/{pid}"):
-            time.sleep(0.01)
+    for one in started(home):
+        _await_end(int(str(one["pid"])))
+
+
+def _await_end(pid: int) -> None:
+    """Of a process that is not our child: who reaps it may take a while."""
+    with contextlib.suppress(ProcessLookupError):
+        fd = os.pidfd_open(pid)
+        try:
+            assert select.select([fd], [], [], 30.0)[0]
+        finally:
+            os.close(fd)
 
 
 def started(home: Path) -> list[dict[str, object]]:
