@@ -175,8 +175,10 @@ async def restart_session(call: Call, environment_id: str, session_id: str) -> R
 
 
 async def list_variables(call: Call, environment_id: str, session_id: str) -> Response:
-    session = call.manager.running(call.caller, environment_id)[1].sessions.find(session_id)
-    return reply({"variables": [variable.to_dict() for variable in await session.variables(call.caller)]})
+    async with call.using(environment_id, "session.variables", session_id=session_id):
+        session = call.manager.running(call.caller, environment_id)[1].sessions.find(session_id)
+        found = await session.variables(call.caller)  # their descriptions are made by the user's code
+    return reply({"variables": [variable.to_dict() for variable in found]})
 
 
 async def close_session(call: Call, environment_id: str, session_id: str) -> Response:
@@ -275,6 +277,7 @@ OPERATIONS = (
         verb="execute",
         summary="Run code in a session and follow its output",
         text="Server-sent events: `output` as it comes, at last `ran` (`result`, without the output). "
+        "`run` is the same in one answer, with the first MiB of each stream. "
         f"{RESULTS} Output that is not read stops the code.",
         handler=stream_code,
         body=RunCode,
@@ -303,7 +306,8 @@ OPERATIONS = (
         tag="sessions",
         verb="execute",
         summary="Begin anew, without any state",
-        text="Also for one that has crashed. What it runs is killed.",
+        text="Also for one that has crashed. What it runs is killed. One that has ended with its daemon is opened "
+        "again instead, with its id.",
         handler=restart_session,
         answer=schemas.Session,
         answer_example=EXAMPLE,
