@@ -1,10 +1,10 @@
 """Pools: environments that were started before anybody asked for them.
 
 An entry is complete but for what makes it somebody's. It was started with its image and with all of its policy that
-cannot be changed later, its guest is connected, and nothing has ever run in it. When it is handed out, limits are set,
-the network is opened and everything is written down by the code that does so for one that is started then. It is used
-once. It has no row: should the daemon be killed, its guest ends by itself soon after, and the next daemon sweeps what
-is left.
+cannot be changed later, its guest is connected, and nothing but `true` has ever run in it, or an interpreter that
+waits for its program. When it is handed out, limits are set, the network is opened and everything is written down by
+the code that does so for one that is started then. It is used once. It has no row: should the daemon be killed, its
+guest ends by itself soon after, and the next daemon sweeps what is left.
 
 The maximum of a pool holds for all environments of its kind, also for those that were started when somebody asked.
 Whoever comes when so many are there waits in line for one to end.
@@ -34,7 +34,7 @@ from skerry.errors import (
     SkerryError,
 )
 from skerry.failpoints import hit
-from skerry.guest.channel import Channel, Start
+from skerry.guest.channel import Channel, Exit, Start
 from skerry.images.store import Image, ImageStore
 from skerry.languages import Language
 from skerry.manager.commands import base_variables, program_command
@@ -306,8 +306,12 @@ class Pool:
                 await channel.ping()
                 await backend.usage(id_, io=False)  # which opens its counters: the first command needs them
                 entry = Entry(id_, image.digest, backend, instance, channel, self._clock.time())
-                if settings.language is not None:
-                    entry.warm = await self._warm_up(settings.language, image, entry)
+                variables = base_variables(image.env, instance.workspace_path, {})
+                if settings.language is None:
+                    # The kernel has then looked up and read what every program needs: half a millisecond.
+                    await _run_true(channel, variables)
+                else:
+                    entry.warm = await self._warm_up(settings.language, variables, entry)
             return entry
         except BaseException as error:
             try:
@@ -319,9 +323,9 @@ class Pool:
                 raise LaunchFailed(f"it did not start within {START_TIMEOUT:g} s") from error
             raise
 
-    async def _warm_up(self, language: Language, image: Image, entry: Entry) -> Warm:
+    async def _warm_up(self, language: Language, variables: dict[str, str], entry: Entry) -> Warm:
         command = program_command(language, entry.instance, self._settings.policy.limits.cpus)
-        start = command.start(base_variables(image.env, entry.instance.workspace_path, {}))
+        start = command.start(variables)
         return await warm_up(entry.channel, start, entry.backend.gate(entry.id, language.file))
 
     def _died(self, entry: Entry, why: str) -> None:
@@ -395,8 +399,7 @@ class Pool:
         async with self._turn:
             entry = await self._make()
         try:
-            process = await entry.channel.start(Start(argv=["true"], env={"PATH": "/usr/bin:/bin"}))
-            ended = await process.wait()
+            ended = await _run_true(entry.channel, {"PATH": "/usr/bin:/bin"})
             if ended.code:
                 raise GuestFailed(f"`true` ended with {ended.code}")
         finally:
@@ -442,6 +445,11 @@ class Pool:
         async with self._turn:
             ready, self._ready = list(self._ready.values()), {}
         await asyncio.gather(*map(self._remove, ready), *self._discarding)
+
+
+async def _run_true(channel: Channel, variables: dict[str, str]) -> Exit:
+    process = await channel.start(Start(argv=["true"], env=variables))
+    return await process.wait()
 
 
 class Pools:
