@@ -27,6 +27,6 @@ def test_one_tenant_leaves_room_for_another(monkeypatch: pytest.MonkeyPatch, tmp
                 other(250)
         more(200)
         file.write(b"x")
-    assert packages._staged.total() == 0
+    assert packages._staged.taken == 0
     with packages._archive("greedy") as (_, more):
         more(500)

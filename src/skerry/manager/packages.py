@@ -15,7 +15,6 @@ import os
 import tarfile
 import tempfile
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -47,6 +46,7 @@ from skerry.manager.environment import Environment
 from skerry.manager.environments import EnvironmentManager
 from skerry.manager.installers import INSTALLERS, Installer
 from skerry.manager.layers import Kept, Layers
+from skerry.manager.room import Room
 from skerry.manager.toolchains import SPARE, Toolchains
 from skerry.models import ExecutionResult, Outcome
 from skerry.policy import GIB, Limits, Policy, format_size
@@ -58,8 +58,7 @@ WORDS_MAX = 2000
 """Characters of what an installer says that a caller is told: the last ones, as its reasons come last."""
 ARCHIVE_MAX = 4 * GIB
 STAGED_MAX = 8 * GIB
-"""Bytes of archives that are between an environment and the disk, of all tenants together. None gets more of it than
-what is left: an environment may be as slow as it likes, and meanwhile they are there."""
+"""Bytes of archives between environments and the disk: one may be as slow as it likes, and meanwhile they are there."""
 CHUNK = 1 << 17
 NOT_FOUND = 127
 
@@ -86,8 +85,7 @@ class Packages:
         self._toolchains = toolchains
         self._layers = Layers(directory)
         self._installing: dict[str, asyncio.Task[None]] = {}
-        self._staged: Counter[str] = Counter()
-        """By tenant: see STAGED_MAX."""
+        self._staged = Room(STAGED_MAX)
         self._closing = False
 
     @asynccontextmanager
@@ -194,20 +192,16 @@ class Packages:
     @contextmanager
     def _archive(self, tenant: str) -> Iterator[tuple[BinaryIO, Callable[[int], None]]]:
         """A file until the block ends, and what is to be told before so many bytes are added to it. Raises Busy."""
-        size = 0
+        with (
+            self._staged.held(tenant) as held,
+            tempfile.TemporaryFile(dir=self._layers.directory) as file,
+        ):
 
-        def more(count: int) -> None:
-            nonlocal size
-            if self._staged[tenant] + count > STAGED_MAX - self._staged.total():
-                raise Busy("too many packages are on their way", hint="try again when some have arrived")
-            size += count
-            self._staged[tenant] += count
+            def more(count: int) -> None:
+                if not held(count):
+                    raise Busy("too many packages are on their way", hint="try again when some have arrived")
 
-        try:
-            with tempfile.TemporaryFile(dir=self._layers.directory) as file:
-                yield file, more
-        finally:
-            self._staged[tenant] -= size
+            yield file, more
 
     async def _take(
         self,
