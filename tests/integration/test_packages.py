@@ -140,6 +140,10 @@ def test_a_program_in_javascript_has_its_packages(shelves: Shelves) -> None:
         for _ in range(2):
             result = world.client.execute_code("nodejs", code, packages=["tiny@^1.0.0"])
             assert (result.stdout, result.stderr) == ("required\nfrom npm\n\n", "")
+        module = "import tiny from 'tiny'; console.log(tiny)"
+        files = {"package.json": '{"type": "module"}'}
+        result = world.client.execute_code("nodejs", module, packages=["tiny@^1.0.0"], files=files)
+        assert (result.stdout, result.stderr) == ("required\n", "")
         assert world.asked.count("/npm/tiny-1.0.0.tgz") == 1
         with pytest.raises(InstallFailed, match=r"404.*skerry-no-such-thing"):
             world.client.execute_code("nodejs", code, packages=["skerry-no-such-thing"])

@@ -136,5 +136,6 @@ def test_there_is_an_end_to_it() -> None:
 def test_what_programs_find_it_by() -> None:
     assert PIP.found_by("/p", "/bin") == {"PYTHONUSERBASE": "/p", "PATH": "/p/bin:/bin"}
     assert NPM.found_by("/p", "/bin") == {"NODE_PATH": "/p/node_modules", "PATH": "/p/node_modules/.bin:/bin"}
+    assert (PIP.beside, NPM.beside) == ((), ("node_modules",))
     assert PIP.argv("/p", ("x",))[:2] == ["env", "PYTHONUSERBASE=/p"]
     assert PIP.argv("/p", ("x",))[-2:] == NPM.argv("/p", ("x",))[-2:] == ["--", "x"]

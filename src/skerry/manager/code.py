@@ -83,7 +83,8 @@ class Code:
                 layers = tuple(layer for layer in wanted if layer is not None)
                 environment = await self._environment(caller, program, language, image, layers)
                 try:
-                    await environment.backend.deliver(environment.id, tree)
+                    links = {} if found is None else found.links(environment)
+                    await environment.backend.deliver(environment.id, tree, links)
                     hit("code.delivered")
                     self._check_open()
                     command = _command(program, language, environment, cache, found)
@@ -199,9 +200,7 @@ def _command(
         place = f"{environment.instance.run_path}/{cache.name}"
         variables = {**variables, language.cache.variable: place}
     if packages is not None:
-        place = f"{environment.instance.run_path}/{packages.layer.name}"
-        path = environment.base_variables()["PATH"]
-        variables = {**variables, **packages.installer.found_by(place, path)}
+        variables = {**variables, **packages.variables(environment)}
     return replace(
         command,
         env=variables,

@@ -50,6 +50,8 @@ class Installer:
     """In its words, when the registry is to blame."""
     _normal: Callable[[str], str | None]
     example: str
+    beside: tuple[str, ...] = ()
+    """What a program looks for in its own directory, whatever the variables say."""
 
     def normalized(self, requirements: Iterable[str]) -> tuple[str, ...]:
         """The same set, always written the same way. Raises InstallFailed."""
@@ -148,6 +150,7 @@ INSTALLERS = {
         ),
         _normal=_npm,
         example="'lodash@^4.17'",
+        beside=("node_modules",),  # `import` knows no NODE_PATH
     ),
 }
 """By the name that a language calls them by."""

@@ -72,6 +72,18 @@ class Found:
     def layer(self) -> Layer:
         return Layer(f"{self.installer.name}-packages", str(self.kept.tree))
 
+    def variables(self, environment: Environment) -> dict[str, str]:
+        """With which a program in an environment that has the layer finds them."""
+        return self.installer.found_by(self._place(environment), environment.base_variables()["PATH"])
+
+    def links(self, environment: Environment) -> dict[str, str]:
+        """What must lie beside the program for the same."""
+        return {name: f"{self._place(environment)}/{name}" for name in self.installer.beside}
+
+    def _place(self, environment: Environment) -> str:
+        assert environment.instance is not None
+        return f"{environment.instance.run_path}/{self.layer.name}"
+
 
 class Packages:
     """`directory` is for what was installed, and belongs to this object alone."""

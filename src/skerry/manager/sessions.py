@@ -129,7 +129,7 @@ class Interpreter:
     async def look_for_packages(self) -> None:
         """Those that came after its interpreter was started. One that has crashed finds them when it is restarted.
 
-        Raises Busy.
+        It waits for its turn, as calls do. Raises Busy.
         """
         if self.runner.finds_packages:
             with contextlib.suppress(Conflict):
@@ -262,11 +262,8 @@ class Sessions:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
-        packages: bool = False,
     ) -> Session:
         """A new session that can be used; or the one that has this id already, as it is.
-
-        `packages` says that some were brought, which one that runs already must look for.
 
         Raises InvalidRequest, Conflict (the id is that of another language's), LimitReached, GuestFailed.
         """
@@ -283,8 +280,6 @@ class Sessions:
             if (found := self._all.get(session_id)) is not None:
                 if found.language != language:
                     raise Conflict(f"session {session_id!r} is one in {found.language}")
-                if packages and isinstance(found, Interpreter):
-                    await found.look_for_packages()
                 return found
             if len(self._all) >= SESSIONS_MAX:
                 raise LimitReached(
