@@ -134,7 +134,7 @@ class Backend(Protocol):
     async def deliver(
         self, environment_id: str, files: Mapping[str, bytes], links: Mapping[str, str]
     ) -> None:
-        """Put files into the workspace of an instance that was started for a `program`: once, before anything runs there.
+        """Put files into the workspace of an instance that was started for a `program`; once, before anything runs.
 
         Paths are relative, without `.` and `..`, and none is below another. `links` are symlinks beside them, by their
         names, to places inside; a file or directory of the same name is there instead. Raises InvalidRequest for a path

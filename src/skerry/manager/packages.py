@@ -15,7 +15,7 @@ import os
 import tarfile
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -86,9 +86,19 @@ class Found:
 
 
 class Packages:
-    """`directory` is for what was installed, and belongs to this object alone."""
+    """`directory` is for what was installed, and belongs to this object alone.
 
-    def __init__(self, manager: EnvironmentManager, toolchains: Toolchains, directory: Path) -> None:
+    `with_room` is called with what makes an environment, and makes it when the tenant's quota has room.
+    """
+
+    def __init__(
+        self,
+        manager: EnvironmentManager,
+        toolchains: Toolchains,
+        directory: Path,
+        with_room: Callable[[Callable[[], Awaitable[Environment]]], Awaitable[Environment]],
+    ) -> None:
+        self._with_room = with_room
         self._manager = manager
         self._toolchains = toolchains
         self._layers = Layers(directory)
@@ -120,22 +130,24 @@ class Packages:
     async def bring(self, caller: Caller, ref: str, language: Language, requirements: Sequence[str]) -> None:
         """Put packages into the workspace of an environment, where what starts from now on finds them.
 
+        They are resolved together with those that were brought there before, so that none takes another's place.
         Raises what `held` and `EnvironmentManager.running` do, and FileConflict, DiskFull.
         """
         environment, executions = self._manager.running(caller, ref)
-        sessions, policy = executions.sessions, environment.policy
-        async with self.held(caller, environment.image, language, requirements, policy.isolation) as found:
-            if found is None:
-                return
-            async with sessions.bringing:
-                if found.kept.place in sessions.brought:
+        sessions, isolation = executions.sessions, environment.policy.isolation
+        installer = installer_of(language)
+        async with sessions.bringing:
+            there, place = sessions.brought.get(installer.name, ((), None))
+            wanted = installer.merged(there, requirements)
+            async with self.held(caller, environment.image, language, wanted, isolation) as found:
+                if found is None or found.kept.place == place:
                     return
                 assert environment.instance is not None
-                place = f"{environment.instance.workspace_path}/{found.installer.folder}"
+                folder = f"{environment.instance.workspace_path}/{installer.folder}"
                 with tempfile.TemporaryFile(dir=self._layers.directory) as archive:
                     await asyncio.to_thread(self._layers.archive, found.kept, archive)
-                    await files.untar(executions.channel, place, _chunks(archive))
-                sessions.brought.add(found.kept.place)
+                    await files.untar(executions.channel, folder, _chunks(archive))
+                sessions.brought[installer.name] = wanted, found.kept.place
 
     async def close(self) -> None:
         """Give up what is being installed."""
@@ -213,7 +225,8 @@ class Packages:
     async def _environment(
         self, caller: Caller, image: Image, installer: Installer, isolation: str
     ) -> AsyncIterator[Environment]:
-        environment = await self._manager.create(
+        create = partial(
+            self._manager.create,
             caller,
             image=image.ref,
             policy=Policy(isolation=isolation, network="allowlist", allow=(installer.preset,), limits=LIMITS),
@@ -221,6 +234,7 @@ class Packages:
             idle=SPARE,
             survives=False,
         )
+        environment = await self._with_room(create)
         try:
             yield environment
         finally:

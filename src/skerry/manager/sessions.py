@@ -250,8 +250,8 @@ class Sessions:
         self._all: dict[str, Session] = {}
         self._starting = asyncio.Lock()
         self.bringing = asyncio.Lock()
-        self.brought: set[Path] = set()
-        """The packages that are in the workspace, and one at a time is brought there: see `Packages.bring`."""
+        self.brought: dict[str, tuple[tuple[str, ...], Path]] = {}
+        """What is in the workspace, by installer, and where it is from, for `Packages.bring`: one at a time."""
 
     async def open(
         self,
