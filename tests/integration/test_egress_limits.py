@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 import select
+import socket
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import pytest
 from skerry.egress import dns, relay, resolver
 from skerry.egress import proxy as proxies
 from skerry.egress.addresses import Address
-from skerry.egress.limits import SURPLUS_MAX, Traffic, everybody
+from skerry.egress.limits import BUFFER_MAX, FREE_BUFFERS, SURPLUS_MAX, Traffic, everybody
 from skerry.egress.proxy import DENIALS_MAX, TOLD_AT_ONCE
 from skerry.policy import Limits
 from tests import support
@@ -336,6 +337,45 @@ def test_a_connection_that_rests_holds_nothing(way: str) -> None:
                 assert tracemalloc.get_traced_memory()[0] < 2 << 20
             finally:
                 tracemalloc.stop()
+            await it.run("for s in kept.values(): s.close()")
+
+    in_a_network_of_its_own(main)
+
+
+def test_the_kernel_holds_no_more_than_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left alone it would take megabytes for each connection that is not read."""
+    carried: list[tuple[socket.socket, socket.socket]] = []
+
+    class Seen(relay.Relay):
+        def __init__(self, client: socket.socket, server: socket.socket, *more: Any) -> None:
+            carried.append((client, server))
+            super().__init__(client, server, *more)
+
+    monkeypatch.setattr(proxies, "Relay", Seen)
+
+    def bounds(one: socket.socket) -> tuple[int, int]:
+        size = [one.getsockopt(socket.SOL_SOCKET, which) for which in (socket.SO_RCVBUF, socket.SO_SNDBUF)]
+        return size[0], size[1]
+
+    def of(size: int) -> tuple[int, int]:
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+            return bounds(one)
+
+    async def main() -> None:
+        async with world("public", names=NAMES) as it:
+            it.server = echo
+            code = (
+                "for number in range(20):\n"
+                "    s = kept[number] = socket.create_connection(('9.9.9.9', 22), 30)\n"
+                "    s.sendall(b'hello')\n"
+                "    s.recv(5)\n"
+            )
+            await it.run(code)
+            assert {bounds(client) for client, _ in carried} == {of(proxies.NEAR_BUFFER)}
+            assert {bounds(server) for _, server in carried[FREE_BUFFERS:]} == {of(BUFFER_MAX)}
+            assert bounds(carried[0][1]) != of(BUFFER_MAX)
             await it.run("for s in kept.values(): s.close()")
 
     in_a_network_of_its_own(main)

@@ -175,12 +175,13 @@ def test_the_audit_tells_of_code_as_of_commands(daemon: Daemon, environment: str
     wanted = {"language": "python", "session_id": "told", "secrets": {"KEY": "correct-horse"}}
     daemon.call("POST", sessions, wanted, expect=201)
     daemon.call("POST", f"{sessions}/told/run", {"code": "print('out')\n1/0"})
+    daemon.call("GET", f"{sessions}/told/variables")
     for call in ("interrupt", "restart"):
         daemon.call("POST", f"{sessions}/told/{call}")
     daemon.call("DELETE", f"{sessions}/told")
     found = [row for row in rows(daemon, environment=environment) if row["action"].startswith("session.")]
     acts = [row["action"].removeprefix("session.") for row in found if row["kind"] == "intent"]
-    assert acts == ["open", "run", "interrupt", "restart", "close"]
+    assert acts == ["open", "run", "variables", "interrupt", "restart", "close"]
     opened, run = (
         row["detail"] for row in found if row["kind"] == "intent" and row["action"] in OPEN_AND_RUN
     )

@@ -131,6 +131,7 @@ def test_50_callers_at_once(options: tuple[str, ...]) -> None:
                 assert found["stdout"] == f"{number}\n"
                 now = stats(daemon)
                 most.append(now["available"] + now["creating"] + now["active"])
+                most.append(len(daemon.call("GET", "/environments")["environments"]))
                 daemon.call("DELETE", f"/environments/{environment}")
                 made.append(environment)
             return made
@@ -148,17 +149,52 @@ def test_50_callers_at_once(options: tuple[str, ...]) -> None:
 
 
 def test_there_are_never_more_than_its_maximum(options: tuple[str, ...]) -> None:
+    """The next one waits until another has ended."""
     with pooled(options, "[default]\nminimum = 3\nmaximum = 4\n") as daemon:
         warm(daemon, 3)
         made = [daemon.create() for _ in range(3)]
         full = warm(daemon, 3)
         assert (full["active"], full["available"]) == (3, 1)
-        made += [daemon.create() for _ in range(2)]  # the second is a cold start, which is not of the pool
+        made.append(daemon.create())
+        with ThreadPoolExecutor(3) as threads:
+            others = [threads.submit(daemon.create) for _ in range(3)]
+            for environment in made[:3]:
+                assert stats(daemon)["active"] <= 4
+                assert len(daemon.call("GET", "/environments")["environments"]) <= 4
+                daemon.call("DELETE", f"/environments/{environment}")
+            made = [made[3], *(each.result() for each in others)]
         full = stats(daemon)
-        assert (full["active"], full["available"], full["misses"]) == (4, 0, 1)
+        assert (full["active"], full["hits"] + full["misses"]) == (4, 7)
         for environment in made:
             daemon.call("DELETE", f"/environments/{environment}")
         assert warm(daemon, 3)["available"] == 3
+
+
+def test_a_kind_of_its_own_does_not_wait(options: tuple[str, ...]) -> None:
+    with pooled(options, "[default]\nmaximum = 1\n") as daemon:
+        daemon.create()
+        daemon.create(fds=512)
+        assert (stats(daemon)["active"], stats(daemon)["misses"]) == (1, 1)
+
+
+def test_metrics_tell_what_stats_tell() -> None:
+    with pooled(("--backend", "fake"), "[default]\nminimum = 2\nmaximum = 9\n") as daemon:
+        warm(daemon, 2)
+        daemon.create()
+        daemon.call("POST", "/pools/default/shrink", {"count": 0})
+        told, lines = stats(daemon), daemon.raw("GET", "/metrics")[2].decode().splitlines()
+        while told != (now := stats(daemon)):  # until nothing is being made
+            told, lines = now, daemon.raw("GET", "/metrics")[2].decode().splitlines()
+        samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        values = {name: float(value) for name, _, value in samples}
+        for name in ("available", "creating", "active"):
+            assert values[f'skerry_pool_entries{{pool="default",state="{name}"}}'] == told[name]
+        for name in ("hits_total", "misses_total", "failures_total", "minimum", "maximum"):
+            assert values[f'skerry_pool_{name}{{pool="default"}}'] == told[name.removesuffix("_total")]
+        for name, quantile in (("p50", "0.5"), ("p95", "0.95"), ("max", "1")):
+            found = values[f'skerry_pool_wait_seconds{{pool="default",quantile="{quantile}"}}']
+            assert found == pytest.approx(told[f"wait_{name}_seconds"])
+        assert told["wait_max_seconds"] > 0
 
 
 def test_one_that_died_is_replaced_and_never_handed_out(options: tuple[str, ...]) -> None:
@@ -195,6 +231,7 @@ def test_a_killed_daemon_leaves_nothing_of_its_pools(options: tuple[str, ...]) -
             os.close(fd)
         with started(home, *options) as daemon:
             assert daemon.execute(kept, "echo still here")["stdout"] == "still here\n"
+            assert stats(daemon)["active"] == 1
             daemon.process.send_signal(signal.SIGTERM)
             daemon.process.wait()
         assert agreement.check(home) == {kept}
@@ -250,6 +287,9 @@ def test_shrink_and_health(options: tuple[str, ...]) -> None:
     ("text", "words"),
     [
         ("[default]\nminimun = 1\n", "minimun is unknown"),
+        ("[default]\nidle = 5\n", "idle is unknown"),
+        ("[python]\nidle = 0\n", "idle must be a whole number from 1 to"),
+        ("[default]\nage = 'long'\n", "age must be a whole number from 1 to"),
         ("[default]\nminimum = 5\nmaximum = 2\n", "minimum must be a whole number from 0 to 2"),
         ('[default]\nmemory = "lots"\n', "memory"),
         ('[default]\nprofile = "lax"\n', "profile"),

@@ -84,6 +84,8 @@ def test_files_that_cannot_be(tools: EnvironmentTools, env: skerry.Environment) 
         ("binary", "not text in UTF-8"),
         (".", "directory"),
         ("a\0b", "NUL"),
+        ("a" * 5000, "5000 bytes long"),
+        ("a" * 1_000_000, "too long"),
     ):
         answer = tools.read_file(path)
         assert (list(answer), answer["error"]) == (["error", "content"], True)

@@ -65,6 +65,13 @@ def test_many_hold_no_more_than_some(crowd: Crowd) -> None:
     assert held == [256 * KIB] * 3 + [128 * KIB, 33554, 6710, 4 * KIB]
 
 
+def test_the_kernel_holds_less_for_each_of_many(crowd: Crowd) -> None:
+    held = []
+    for crowd.count in (1, 16, 17, 64, 128, 1000, 5000):
+        held.append(Meter(Limits(), Traffic(), crowd).buffer())
+    assert held == [0, 0] + [512 * KIB] * 2 + [256 * KIB, 33554, 32 * KIB]
+
+
 def test_bytes_up_to_the_limit() -> None:
     traffic = Traffic(sent=400)
     meter = Meter(Limits(traffic=1000), traffic)

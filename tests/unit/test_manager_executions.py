@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections import Counter
 
 import pytest
 
 from skerry.errors import Busy, Conflict, ExecutionNotFound, GuestFailed, InvalidRequest
 from skerry.manager import execution as one
 from skerry.manager import executions as module
+from skerry.manager.caller import Caller
 from skerry.manager.commands import OUTPUT_LIMIT, OUTPUT_LIMIT_MAX, Command
 from skerry.manager.environment import Environment
 from skerry.manager.environments import EnvironmentManager
@@ -417,18 +419,26 @@ async def test_the_log_holds_what_everything_wrote_and_drops_for_slow_followers(
 
 @asynchronous
 async def test_large_outputs_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Executions, "_large", 0)  # of the whole process
+    monkeypatch.setattr(Executions, "_large", Counter())  # of the whole process
     _, manager, environment, executions, _ = await setup()
     other = await manager.create(CALLER, policy=POLICY)
     assert other.executions is not None
     large = Command(argv=["x"], output_limit=OUTPUT_LIMIT_MAX)
-    count = module.LARGE_MAX // (2 * (OUTPUT_LIMIT_MAX - OUTPUT_LIMIT))
-    admitted = [executions.prepare(CALLER, large) for _ in range(count)]
+    each = 2 * (OUTPUT_LIMIT_MAX - OUTPUT_LIMIT)
+    admitted = [executions.prepare(CALLER, large)]
+    while (len(admitted) + 1) * each <= module.LARGE_MAX - len(admitted) * each:
+        admitted.append(executions.prepare(CALLER, large))
+    assert len(admitted) == 4
     for home in (executions, other.executions):
         with pytest.raises(Busy):
             home.prepare(CALLER, large)
         home.prepare(CALLER, Command(argv=["x"]))  # the usual is always possible
+    stranger = Caller(tenant="stranger", peer="test")
+    theirs = await manager.create(stranger, policy=POLICY)
+    assert theirs.executions is not None
+    theirs.executions.prepare(stranger, large)  # something is left for others
     executions.leave(admitted[0], None)
+    executions.leave(admitted[1], None)
     other.executions.prepare(CALLER, large)
     await manager.delete(CALLER, environment.id)
     await manager.close()

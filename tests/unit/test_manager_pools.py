@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from skerry.errors import LaunchFailed, QuotaExceeded
+from skerry.errors import Busy, DaemonUnavailable, LaunchFailed, QuotaExceeded
 from skerry.manager import pools as module
 from skerry.manager.lifecycle import ORPHAN_MIN
 from skerry.manager.pools import Settings
 from skerry.models import PoolStats
-from tests.unit.stubs import CALLER, POLICY, StubBackend, StubRecords, asynchronous, make_manager, until
+from tests.unit.stubs import (
+    CALLER,
+    POLICY,
+    StubBackend,
+    StubClock,
+    StubRecords,
+    asynchronous,
+    make_manager,
+    until,
+)
 
 
-def settings(minimum: int = 1, maximum: int = 10) -> Settings:
-    return Settings("default", "host", POLICY, minimum, maximum)
+def settings(minimum: int = 1, maximum: int = 10, **more: Any) -> Settings:
+    return Settings("default", "host", POLICY, minimum, maximum, **more)
+
+
+async def a_while() -> None:
+    """Long enough for whatever is not waiting for anybody."""
+    for _ in range(100):
+        await asyncio.sleep(0)
 
 
 @asynchronous
@@ -64,7 +80,7 @@ async def test_one_that_cannot_take_its_limits_is_replaced_by_a_cold_start() -> 
     assert backend.stops == [environment.id]
     assert backend.living >= {environment.id}
     stats = manager.pools.stats[0]
-    assert (stats.hits, stats.misses, stats.failures, stats.active, stats.error) == (0, 1, 1, 0, "no")
+    assert (stats.hits, stats.misses, stats.failures, stats.active, stats.error) == (0, 1, 1, 1, "no")
     await manager.close()
 
 
@@ -149,4 +165,119 @@ async def test_the_sweeper_leaves_entries_alone() -> None:
     await manager.reconcile()
     assert len(backend.living) == 2
     assert "leftover0000" not in backend.living
+    await manager.close()
+
+
+@asynchronous
+async def test_who_comes_when_all_are_in_use_waits_in_line() -> None:
+    backend = StubBackend()
+    manager = make_manager(backend, pools=[settings(minimum=1, maximum=2)])
+    first, second = [await manager.create(CALLER, policy=POLICY) for _ in range(2)]
+    third, fourth = (asyncio.create_task(manager.create(CALLER, policy=POLICY)) for _ in range(2))
+    await a_while()
+    assert not third.done()
+    assert len(backend.living) == 2
+    await manager.delete(CALLER, first.id)
+    assert (await third).info.state == "running"
+    await a_while()
+    assert not fourth.done()
+    assert len(backend.living) == 2
+    await manager.delete(CALLER, second.id)
+    await fourth
+    stats = manager.pools.stats[0]
+    assert (stats.active, stats.available, stats.misses) == (2, 0, 4)
+    assert stats.wait_max_seconds > stats.wait_p50_seconds
+    await manager.close()
+
+
+@asynchronous
+async def test_who_waits_too_long_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = StubBackend()
+    manager = make_manager(backend, pools=[settings(minimum=0, maximum=1)])
+    first = await manager.create(CALLER, policy=POLICY)
+    monkeypatch.setattr(module, "WAIT_MAX", 0.0)
+    with pytest.raises(Busy, match="all 1 environments of the pool 'default' are in use") as refused:
+        await manager.create(CALLER, policy=POLICY)
+    assert "`maximum` in pools.toml" in refused.value.hint
+    await manager.delete(CALLER, first.id)
+    await manager.create(CALLER, policy=POLICY)
+    await manager.close()
+
+
+@asynchronous
+async def test_who_leaves_the_line_is_not_waited_for() -> None:
+    backend = StubBackend()
+    manager = make_manager(backend, pools=[settings(minimum=0, maximum=1)])
+    first = await manager.create(CALLER, policy=POLICY)
+    gone, next_ = (asyncio.create_task(manager.create(CALLER, policy=POLICY)) for _ in range(2))
+    await a_while()
+    manager.pools.find("default").released(first.id)  # it is its turn, and it leaves before it has noticed
+    gone.cancel()
+    await next_
+    assert gone.cancelled()
+    await manager.close()
+
+
+@asynchronous
+async def test_nobody_waits_for_a_daemon_that_stops() -> None:
+    manager = make_manager(StubBackend(), pools=[settings(minimum=0, maximum=1)])
+    await manager.create(CALLER, policy=POLICY)
+    waiting = asyncio.create_task(manager.create(CALLER, policy=POLICY))
+    await a_while()
+    await manager.close()
+    with pytest.raises(DaemonUnavailable):
+        await waiting
+
+
+@asynchronous
+async def test_what_a_use_has_warmed_up_goes_when_no_other_comes() -> None:
+    backend, clock = StubBackend(), StubClock()
+    manager = make_manager(backend, clock, pools=[settings(minimum=0, after_use=2, idle=60)])
+    environment = await manager.create(CALLER, policy=POLICY, lifetime=10_000, idle=10_000)
+    await until(lambda: manager.pools.stats[0].available == 2)
+    clock.advance(59)
+    await manager.reconcile()
+    assert manager.pools.stats[0].available == 2
+    clock.advance(1)
+    await manager.reconcile()
+    await until(lambda: backend.living == {environment.id})
+    assert manager.pools.stats[0].minimum == 0
+    await manager.create(CALLER, policy=POLICY)
+    await until(lambda: manager.pools.stats[0].available == 2)
+    await manager.close()
+
+
+@asynchronous
+async def test_what_nobody_needs_is_replaced_when_it_is_old() -> None:
+    """Not all at once."""
+    backend, clock = StubBackend(), StubClock()
+    manager = make_manager(backend, clock, pools=[settings(minimum=5, age=100)])
+    pool = manager.pools.find("default")
+    await pool.warmup(5)
+    old = set(backend.living)
+    clock.advance(99)
+    await manager.reconcile()
+    assert pool.ids == old
+    clock.advance(1)
+    while pool.ids & old:
+        before = len(pool.ids & old)
+        await manager.reconcile()
+        assert before - len(pool.ids & old) == -(-before // 4)
+        await until(lambda: pool.stats.available == 5)
+    await until(lambda: not backend.living & old)
+    await manager.close()
+
+
+@asynchronous
+async def test_nothing_is_made_ready_while_somebody_waits() -> None:
+    manager = make_manager(StubBackend(), pools=[settings(minimum=0, maximum=1)])
+    pool = manager.pools.find("default")
+    first = await manager.create(CALLER, policy=POLICY)
+    waiting = asyncio.create_task(manager.create(CALLER, policy=POLICY))
+    await a_while()
+    warming = asyncio.create_task(pool.warmup(1))  # which comes before who waits has noticed its turn
+    pool.released(first.id)
+    await asyncio.gather(waiting, warming)
+    stats = pool.stats
+    assert (stats.active, stats.available, stats.creating) == (1, 0, 0)
     await manager.close()

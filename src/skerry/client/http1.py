@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Query = Mapping[str, str | int | bool | None]
 
 HEAD_MAX = 64 << 10
-"""Bytes of status line and headers, and of the trailers after a chunked body."""
+"""Bytes of the first line and headers, and of the trailers after a chunked body."""
 CHUNK_LINE_MAX = 1 << 10
 
 _SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
@@ -54,8 +54,16 @@ def traceparent(text: str) -> str:
 
 
 def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -> bytes:
+    """Raises InvalidRequest for one that no daemon takes."""
     lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+    head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+    if (
+        len(head) > HEAD_MAX
+    ):  # it would be told so, but not hear it: it is still sending when the connection is closed
+        raise InvalidRequest(
+            "a name or path is too long", hint=f"at most {HEAD_MAX} bytes for all of a request"
+        )
+    return head
 
 
 def field_value(text: str, what: str) -> str:

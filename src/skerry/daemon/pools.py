@@ -3,12 +3,14 @@
     [default]              # the name: for `skerry pool`
     minimum = 4            # so many are kept ready
     maximum = 50           # no more than so many are ready, being made, or in use
+    age = 3600             # seconds after which one that nobody needed is replaced
     image = "dev"          # and whatever else a create takes, as environments will ask for it
     disk = "10g"
 
 Without the file there is one pool, `default`, for environments of which nothing was said, in which nothing is kept
 ready until somebody warms it up. Beside those there is a pool for each language whose interpreter can wait for its
-program, under the language's name; for these the file says `minimum` and `maximum` alone. `maximum = 0`: no pool.
+program, under the language's name; for these the file says `minimum`, `maximum`, `age`, and `idle`: for so many
+seconds after a use some are kept ready. `maximum = 0`: no pool.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from skerry.errors import InvalidRequest
 from skerry.host import seccomp
 from skerry.images.store import HOST
 from skerry.languages import Language
-from skerry.manager.pools import Settings
+from skerry.manager.pools import AGE, IDLE, Settings
 from skerry.manager.programs import Program
 from skerry.policy import Limits, Policy
 from skerry.settings import Home
 
 FILE = "pools.toml"
-MAXIMUM = 100
 MOST = 10_000
+LONGEST = 7 * 24 * 3600
 AFTER_USE = 2
 """Programs of a language that was used are kept waiting for."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
@@ -62,16 +64,15 @@ def _settings(name: str, table: Any, language: Language | None) -> Settings:
         raise InvalidRequest(
             f"{name!r} is not a name for a pool", hint="up to 32 of a-z 0-9 _ -, a letter or digit first"
         )
-    known: tuple[str, ...] = ("minimum", "maximum")
-    if language is None:
-        known += ("image", *_POLICY, *_LIMITS)
+    own = ("idle",) if language is not None else ("image", *_POLICY, *_LIMITS)
+    known = ("minimum", "maximum", "age", *own)
     unknown = sorted(set(table) - set(known))
     if unknown:
         raise InvalidRequest(f"[{name}] {unknown[0]} is unknown", hint=f"known: {', '.join(known)}")
     for each in ("image", *_POLICY):
         if not isinstance(table.get(each, ""), str):
             raise InvalidRequest(f"[{name}] {each} must be a text")
-    maximum = _count(name, "maximum", table.get("maximum", MAXIMUM), 0, MOST)
+    maximum = _count(name, "maximum", table.get("maximum", MOST), 0, MOST)
     policy = Policy(
         **{each: table[each] for each in _POLICY if each in table},
         limits=Limits.parse({each: table[each] for each in _LIMITS if each in table}),
@@ -85,6 +86,8 @@ def _settings(name: str, table: Any, language: Language | None) -> Settings:
         maximum=maximum,
         language=language,
         after_use=0 if language is None else min(AFTER_USE, maximum),
+        idle=_count(name, "idle", table.get("idle", IDLE), 1, LONGEST),
+        age=_count(name, "age", table.get("age", AGE), 1, LONGEST),
     )
 
 

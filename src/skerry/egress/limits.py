@@ -13,6 +13,11 @@ SURPLUS_MAX = 64
 HELD_MAX = 64 * MIB
 """Bytes that all connections together should hold of what they pass on."""
 PIECE_MIN, PIECE_MAX = 4 * KIB, 256 * KIB
+FREE_BUFFERS = 16
+"""Connections whose buffers the kernel makes as large as a fast and far server needs them: megabytes."""
+BUFFERS_MAX = 32 * MIB
+BUFFER_MIN, BUFFER_MAX = 32 * KIB, 512 * KIB
+"""Of the others: bytes of all of them together, about, and of each."""
 NOTED_EVERY = 64 * MIB
 """Bytes after which what was used is written down, or a 64th of the limit if that is less."""
 
@@ -44,6 +49,13 @@ class Crowd:
     def piece(self) -> int:
         """Bytes that one may hold, each way: less, the more there are."""
         return max(PIECE_MIN, min(PIECE_MAX, HELD_MAX // 2 // max(1, self.count)))
+
+    @property
+    def buffer(self) -> int:
+        """Bytes that the kernel may hold for a connection that begins, each way: less, the more there are; 0: any."""
+        if self.count <= FREE_BUFFERS:
+            return 0
+        return max(BUFFER_MIN, min(BUFFER_MAX, BUFFERS_MAX // self.count))
 
 
 everybody = Crowd()
@@ -93,6 +105,10 @@ class Meter:
     def piece(self) -> int:
         """How many bytes a connection may hold at a time, each way."""
         return self._crowd.piece
+
+    def buffer(self) -> int:
+        """How many bytes the kernel may hold for a connection that begins, each way; 0: any."""
+        return self._crowd.buffer
 
     def leave(self) -> None:
         """Give a place back."""

@@ -31,7 +31,7 @@ from skerry.egress.resolver import STANDING_FOR, Resolve, Resolver, Standing
 from skerry.egress.rules import Rules
 from skerry.egress.sniff import WEB, Refused, Screen, looks_like_http, looks_like_tls
 from skerry.errors import SkerryError
-from skerry.policy import Limits
+from skerry.policy import KIB, Limits
 
 DENIALS_MAX = 100
 TOLD_AT_ONCE, TOLD_PER_SECOND = 100, 1.0
@@ -43,6 +43,8 @@ DIAL_SECONDS = 15.0
 FIRST_WORDS_SECONDS = 30.0
 REASON_SECONDS = 2.0
 PACKET = 4096
+NEAR_BUFFER = 192 * KIB
+"""Of the kernel, each way, for what an environment sends and reads: it is near, and more would only be held longer."""
 _ORIGINAL_DESTINATION = 80
 _RESET = struct.pack("ii", 1, 0)
 _ACCESS_DENIED = bytes((21, 3, 1, 0, 2, 2, 49))
@@ -226,6 +228,7 @@ class Proxy:
                 return
             try:
                 client.setblocking(False)
+                _hold(client, NEAR_BUFFER)
                 address, port = _destination(client)
             except OSError:  # it has left again
                 client.close()
@@ -332,6 +335,8 @@ class Proxy:
                 continue
             family = socket.AF_INET if address.version == 4 else socket.AF_INET6
             server = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            if buffer := self._meter.buffer():
+                _hold(server, buffer)
             try:
                 async with asyncio.timeout_at(min(last, self._loop.time() + DIAL_SECONDS)):
                     await self._loop.sock_connect(server, (str(address), connection.port))
@@ -416,6 +421,12 @@ def _is_below(name: str, top: str) -> bool:
 def _reply(asked: socket.socket, packet: bytes, sender: tuple[Any, ...]) -> None:
     with contextlib.suppress(OSError):
         asked.sendto(packet, sender)
+
+
+def _hold(one: socket.socket, size: int) -> None:
+    """Have the kernel keep no more than about so much for it, each way."""
+    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+        one.setsockopt(socket.SOL_SOCKET, option, size)
 
 
 def _close(one: socket.socket, *, reset: bool) -> None:

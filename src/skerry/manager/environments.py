@@ -87,7 +87,7 @@ class EnvironmentManager:
         self._networks = networks
         self._catalogue = Catalogue(self._clock)
         self._lifecycle = Lifecycle(records, self._catalogue, networks, self._clock, open_channel)
-        self.pools = Pools(pools, registry, images, open_channel)
+        self.pools = Pools(pools, registry, images, open_channel, self._clock)
         self._recovery = Recovery(
             registry, images, records, self._catalogue, self._lifecycle, networks, self.pools, self._clock
         )
@@ -105,8 +105,9 @@ class EnvironmentManager:
     async def reconcile(self) -> None:
         """Compare what is on the host with what should be, and remove what nobody knows of; to be called now and then.
 
-        Raises PlatformError.
+        Pools are tended then, too. Raises PlatformError.
         """
+        self.pools.tend()
         await self._recovery.reconcile()
 
     def ready(self) -> str:
@@ -146,7 +147,7 @@ class EnvironmentManager:
 
         Raises InvalidRequest, Conflict (the name is taken, or the key was used for something else), ImageNotFound,
         IsolationUnavailable, LaunchFailed, GuestFailed, DiskFull, DaemonUnavailable (it is stopping),
-        QuotaExceeded, StoreUnavailable.
+        QuotaExceeded, Busy (all of its pool's maximum are in use), StoreUnavailable.
         """
         if self._lifecycle.closing:
             raise DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
@@ -163,13 +164,20 @@ class EnvironmentManager:
         await self._networks.understand(policy)
         found = self._images.get(image)
         backend, capabilities = self._registry.pick(policy.isolation)
-        now, began = time.time(), time.monotonic()
+        began = time.monotonic()
         pool, entry = None, None
-        of_a_kind = program == (language is not None) and not layers
-        if of_a_kind and not self._lifecycle.refused(caller.tenant):
-            pool, entry = self.pools.take(found, policy, backend, language)
+        if program == (language is not None) and not layers:
+            pool = self.pools.fitting(found, policy, backend, language)
+        if pool is None:
+            id_ = backend.reserve()
+        else:
+            # Who has no room in its quota does not drain a pool.
+            id_, entry = await pool.take(
+                found.digest, backend, ready=not self._lifecycle.refused(caller.tenant)
+            )
+        now = time.time()
         environment = Environment(
-            id=backend.reserve() if entry is None else entry.id,
+            id=id_,
             tenant=caller.tenant,
             created_by=caller.who,
             name=name,
@@ -402,6 +410,7 @@ class EnvironmentManager:
         """Take no more, release the backends, and end all environments, or leave them to the next daemon."""
         self._lifecycle.closing = True
         try:
+            await self.pools.close()
             if keep:
                 await asyncio.gather(
                     *(self._lifecycle.let_go(each) for each in tuple(self._catalogue.live.values()))
@@ -410,7 +419,6 @@ class EnvironmentManager:
                 await self.delete_all("the daemon stopped")
         finally:
             await self._lifecycle.close()
-            await self.pools.close()
             for backend in self._registry.backends:
                 await backend.close()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
-from typing import Any
+from typing import Any, ClassVar
 
 from skerry.backends.base import Backend, Sample
 from skerry.errors import Busy, ExecutionNotFound, SkerryError
@@ -26,15 +27,16 @@ from skerry.store.executions import ExecutionRecord
 RUNNING_MAX = 256
 REMEMBERED_MAX = 32
 RECENT_LIMIT = 64 << 10
-LARGE_MAX = 128 << 20
-"""Bytes of output, beyond the usual limit of each, that all executions of the daemon together may hold."""
+LARGE_MAX = 256 << 20
+"""Bytes of output, beyond the usual limit of each, that all executions of the daemon together may hold. No tenant gets
+more of it than what is left: whoever takes all he can get leaves something to the next."""
 
 
 class Executions:
     """What runs in one environment, and the last that ran in the background."""
 
-    _large = 0
-    """Of all environments: see LARGE_MAX."""
+    _large: ClassVar[Counter[str]] = Counter()
+    """Of all environments, by tenant: see LARGE_MAX."""
 
     def __init__(
         self,
@@ -190,7 +192,7 @@ class Executions:
             )
             written.add_done_callback(_retrieve)
         if self.running.pop(execution.id, None) is not None:
-            Executions._large -= execution.large
+            Executions._large[self.tenant] -= execution.large
         self._touch()
         if line is not None:
             line.leave()
@@ -218,13 +220,14 @@ class Executions:
             raise Busy(
                 f"{RUNNING_MAX} executions are running in this environment", hint="wait for some to end"
             )
-        if large and Executions._large + large > LARGE_MAX:
+        taken = Executions._large
+        if large and taken[self.tenant] + large > LARGE_MAX - taken.total():
             raise Busy(
                 "too many executions ask for a large output", hint="wait, or lower output_limit, or stream it"
             )
         execution = Execution(self, caller, command, kept, launch)
         execution.large = large
-        Executions._large += large
+        taken[self.tenant] += large
         self.running[execution.id] = execution
         hit("execute.admitted")
         return execution

@@ -153,7 +153,7 @@ class Lifecycle:
             log.warning("not from its pool", environment=entry.id, error=str(error))
             environment.entry = None
             if environment.pool is not None:
-                environment.pool.failed(entry, str(error))
+                environment.pool.failed(str(error))
             await entry.remove()
             return None
         entry.channel.stay(spec.orphan)

@@ -5,11 +5,15 @@ cannot be changed later, its guest is connected, and nothing has ever run in it.
 the network is opened and everything is written down by the code that does so for one that is started then. It is used
 once. It has no row: should the daemon be killed, its guest ends by itself soon after, and the next daemon sweeps what
 is left.
+
+The maximum of a pool holds for all environments of its kind, also for those that were started when somebody asked.
+Whoever comes when so many are there waits in line for one to end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
@@ -20,12 +24,21 @@ import structlog
 
 from skerry.backends.base import Backend, Instance, InstanceSpec
 from skerry.backends.registry import Registry
-from skerry.errors import GuestFailed, InvalidRequest, LaunchFailed, NotFound, SkerryError
+from skerry.errors import (
+    Busy,
+    DaemonUnavailable,
+    GuestFailed,
+    InvalidRequest,
+    LaunchFailed,
+    NotFound,
+    SkerryError,
+)
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel, Start
 from skerry.images.store import Image, ImageStore
 from skerry.languages import Language
 from skerry.manager.commands import base_variables, program_command
+from skerry.manager.reaper import Clock
 from skerry.manager.warm import Warm, warm_up
 from skerry.models import PoolStats
 from skerry.policy import Policy
@@ -38,6 +51,11 @@ REFILL_AFTER = 0.05
 PAUSE_MIN, PAUSE_MAX = 0.5, 30.0
 """Seconds to wait after an entry that could not be made, or died."""
 WAITS_KEPT = 1000
+IDLE, AGE = 600, 3600
+WAIT_MAX = 30.0
+"""Seconds for which somebody waits for one of the maximum to end."""
+RENEWED = 4
+"""Of those that are too old, one in so many is replaced at a time: never all of a pool at once."""
 
 log = structlog.get_logger(component="pools")
 
@@ -52,11 +70,15 @@ class Settings:
     minimum: int
     """So many are kept ready."""
     maximum: int
-    """No more than so many are ready, being made, or in use."""
+    """No more than so many are ready, being made, or in use. With 0 there is no pool."""
     language: Language | None = None
     """Entries are for one program in this language, whose interpreter waits in them."""
     after_use: int = 0
-    """So many are kept ready, at least, from its first use on."""
+    """So many are kept ready, at least, from a use on."""
+    idle: float = IDLE
+    """Seconds after its last use for which that holds."""
+    age: float = AGE
+    """Seconds after which an entry that nobody needed is replaced: the machine that it was made from changes."""
 
 
 @dataclass(eq=False, slots=True)
@@ -68,6 +90,7 @@ class Entry:
     backend: Backend
     instance: Instance
     channel: Channel
+    made_at: float
     warm: Warm | None = None
     """The interpreter that waits in it."""
 
@@ -92,14 +115,19 @@ class Pool:
         registry: Registry,
         images: ImageStore,
         open_channel: Callable[[socket], Awaitable[Channel]],
+        clock: Clock,
     ) -> None:
         self.name = settings.name
         self._settings = settings
         self._registry = registry
         self._images = images
         self._open_channel = open_channel
+        self._clock = clock
         self._minimum = settings.minimum
         self._maximum = settings.maximum
+        self._used_at = -math.inf
+        self._line: deque[asyncio.Future[None]] = deque()
+        """Those who want one. The first is told when there is one for it, and stays until it has it."""
         self._ready: dict[str, Entry] = {}
         self._making: set[str] = set()
         self._active: set[str] = set()
@@ -121,26 +149,68 @@ class Pool:
     def images(self) -> set[str]:
         return {entry.digest for entry in tuple(self._ready.values())}
 
+    @property
+    def _wanted(self) -> int:
+        """So many are to be ready now."""
+        used = self._clock.time() - self._used_at < self._settings.idle
+        return max(self._minimum, min(self._settings.after_use, self._maximum) if used else 0)
+
     def _total(self) -> int:
         return len(self._ready) + len(self._making) + len(self._active)
 
-    @property
-    def _after_use(self) -> int:
-        return min(self._settings.after_use, self._maximum)
+    def _full(self) -> bool:
+        return self._total() >= self._maximum
 
     def serves(self, image: Image, policy: Policy, backend: Backend, language: Language | None) -> bool:
         """Whether its entries can become such an environment."""
         own = self._settings
         return (
-            (self._minimum > 0 or self._after_use > 0)
+            self._maximum > 0
             and language == own.language
             and image.name == own.image
             and backend is self._registry.pick(own.policy.isolation)[0]
             and backend.fixed(policy) == backend.fixed(own.policy)
         )
 
-    def take(self, digest: str) -> Entry | None:
-        """One that is ready and stands on this image, for a single use."""
+    async def take(self, digest: str, backend: Backend, *, ready: bool) -> tuple[str, Entry | None]:
+        """The id of a new environment, and the entry that becomes it, if one is ready and stands on this image.
+
+        With `ready` false no entry is taken. Whoever gets an id gives it back by `released()`. Raises Busy when all of
+        the maximum are in use for WAIT_MAX seconds, DaemonUnavailable.
+        """
+        if self._closed:
+            raise DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.append(turn)
+        self._call_next()
+        try:
+            async with asyncio.timeout(WAIT_MAX):
+                await turn
+            entry = self._find(digest) if ready else None
+            if entry is None and self._ready and self._full():  # those are not for this one
+                self._discard(self._ready.pop(next(iter(self._ready))))
+            id_ = backend.reserve() if entry is None else entry.id
+            self._active.add(id_)
+            self._hits += entry is not None
+            self._misses += entry is None
+        except TimeoutError:
+            raise Busy(
+                f"all {self._maximum} environments of the pool {self.name!r} are in use",
+                hint="try again later; `maximum` in pools.toml in the daemon's home says how many there may be",
+            ) from None
+        finally:
+            self._line.remove(turn)
+            self._call_next()
+        self._used_at = self._clock.time()
+        self.refill(REFILL_AFTER)
+        return id_, entry
+
+    def _call_next(self) -> None:
+        """To be called when there may be one more."""
+        if self._line and not self._line[0].done() and (self._ready or not self._full()):
+            self._line[0].set_result(None)
+
+    def _find(self, digest: str) -> Entry | None:
         found = None
         while found is None and self._ready:
             entry = self._ready.pop(next(iter(self._ready)))
@@ -148,31 +218,28 @@ class Pool:
                 found = entry
             else:
                 self._discard(entry)
-        if found is None:
-            self._misses += 1
-        else:
-            self._hits += 1
-            self._active.add(found.id)
-        self._minimum = max(self._minimum, self._after_use)
-        self.refill(REFILL_AFTER)
         return found
 
-    def failed(self, entry: Entry, why: str) -> None:
-        """One that was taken could not be used: it was none."""
+    def joined(self, environment_id: str) -> None:
+        """One of its kind that an earlier daemon has made."""
+        self._active.add(environment_id)
+
+    def failed(self, why: str) -> None:
+        """One that was taken could not be used: its environment starts as if there had been none."""
         self._hits -= 1
         self._misses += 1
         self._failures += 1
         self._error = why
-        self.released(entry.id)
 
     def waited(self, seconds: float) -> None:
         """So long it took from a request to a running environment."""
         self._waits.append(seconds)
 
     def released(self, environment_id: str) -> None:
-        """One that was handed out is gone."""
+        """One that was taken is gone."""
         if environment_id in self._active:
             self._active.discard(environment_id)
+            self._call_next()
             self.refill()
 
     def refill(self, after: float = 0.0) -> None:
@@ -180,8 +247,8 @@ class Pool:
             self._filling = asyncio.create_task(self._fill(after))
 
     def _missing(self) -> bool:
-        wanted = self._minimum - len(self._ready) - len(self._making)
-        return wanted > 0 and self._total() < self._maximum
+        wanted = self._wanted - len(self._ready) - len(self._making)
+        return wanted > 0 and not self._full() and not self._line
 
     async def _fill(self, after: float) -> None:
         pause = PAUSE_MIN
@@ -211,6 +278,7 @@ class Pool:
             self._error = ""
             self._making.discard(entry.id)
             self._ready[entry.id] = entry
+            self._call_next()
             entry.channel.closed.add_done_callback(lambda closed: self._died(entry, closed.result()))
             if entry.warm is not None:
                 entry.warm.process.exit.add_done_callback(
@@ -237,7 +305,7 @@ class Pool:
                 channel = await self._open_channel(await backend.connect(id_))
                 await channel.ping()
                 await backend.usage(id_, io=False)  # which opens its counters: the first command needs them
-                entry = Entry(id_, image.digest, backend, instance, channel)
+                entry = Entry(id_, image.digest, backend, instance, channel, self._clock.time())
                 if settings.language is not None:
                     entry.warm = await self._warm_up(settings.language, image, entry)
             return entry
@@ -246,6 +314,7 @@ class Pool:
                 await backend.stop(id_)
             finally:
                 self._making.discard(id_)
+                self._call_next()
             if isinstance(error, TimeoutError):
                 raise LaunchFailed(f"it did not start within {START_TIMEOUT:g} s") from error
             raise
@@ -261,6 +330,7 @@ class Pool:
             self._error = f"an entry died: {why}"
             log.warning("died", pool=self.name, environment=entry.id)
             self._discard(entry)
+            self._call_next()
             self.refill(PAUSE_MIN)
 
     def _discard(self, entry: Entry) -> None:
@@ -293,7 +363,7 @@ class Pool:
 
     async def shrink(self, count: int) -> None:
         """Keep no more than so many ready, from now on."""
-        self._minimum = min(self._minimum, count)
+        self._minimum, self._used_at = min(self._wanted, count), -math.inf
         await self._drop(len(self._ready) - count)
 
     async def _drop(self, count: int) -> None:
@@ -301,7 +371,23 @@ class Pool:
         surplus = list(self._ready.values())[: max(0, count)]
         for entry in surplus:
             del self._ready[entry.id]
+        self._call_next()
         await asyncio.gather(*map(self._remove, surplus))
+
+    def tend(self) -> None:
+        """Let go of what waits for a use that has not come, and replace what is old; to be called now and then."""
+        entries = list(self._ready.values())
+        going = entries[: max(0, len(entries) - self._wanted)]
+        old = [
+            entry
+            for entry in entries[len(going) :]
+            if self._clock.time() - entry.made_at >= self._settings.age
+        ]
+        going += old[: -(-len(old) // RENEWED)]
+        for entry in going:
+            del self._ready[entry.id]
+            self._discard(entry)
+        self.refill()
 
     async def health(self) -> float:
         """Start one, run a program in it, and remove it; how many seconds that took. Raises SkerryError."""
@@ -315,6 +401,7 @@ class Pool:
                 raise GuestFailed(f"`true` ended with {ended.code}")
         finally:
             self._making.discard(entry.id)
+            self._call_next()
             await self._remove(entry)
         return time.monotonic() - began
 
@@ -328,7 +415,7 @@ class Pool:
         return PoolStats(
             pool=self.name,
             image=self._settings.image,
-            minimum=self._minimum,
+            minimum=self._wanted,
             maximum=self._maximum,
             available=len(self._ready),
             creating=len(self._making),
@@ -344,6 +431,11 @@ class Pool:
 
     async def close(self) -> None:
         self._closed = True
+        for turn in self._line:
+            if not turn.done():
+                turn.set_exception(
+                    DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
+                )
         if self._filling is not None:
             self._filling.cancel()
             await asyncio.wait((self._filling,))
@@ -361,22 +453,26 @@ class Pools:
         registry: Registry,
         images: ImageStore,
         open_channel: Callable[[socket], Awaitable[Channel]],
+        clock: Clock,
     ) -> None:
-        self._pools = {each.name: Pool(each, registry, images, open_channel) for each in settings}
+        self._pools = {each.name: Pool(each, registry, images, open_channel, clock) for each in settings}
 
     def begin(self) -> None:
         """Fill them, in the background."""
         for pool in self._pools.values():
             pool.refill()
 
-    def take(
-        self, image: Image, policy: Policy, backend: Backend, language: Language | None
-    ) -> tuple[Pool | None, Entry | None]:
-        """The pool for such an environment, if there is one, and an entry of it, if one is ready."""
+    def tend(self) -> None:
         for pool in self._pools.values():
-            if pool.serves(image, policy, backend, language):
-                return pool, pool.take(image.digest)
-        return None, None
+            pool.tend()
+
+    def fitting(
+        self, image: Image, policy: Policy, backend: Backend, language: Language | None
+    ) -> Pool | None:
+        """The one whose entries can become such an environment."""
+        return next(
+            (pool for pool in self._pools.values() if pool.serves(image, policy, backend, language)), None
+        )
 
     def find(self, name: str) -> Pool:
         """Raises NotFound."""

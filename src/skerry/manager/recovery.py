@@ -146,6 +146,9 @@ class Recovery:
                 environment, f"lost while no daemon ran: {error.message}", Outcome.INTERNAL
             )
             return
+        environment.pool = self._pools.fitting(environment.image, environment.policy, backend, None)
+        if environment.pool is not None:
+            environment.pool.joined(environment.id)
         self._lifecycle.watch(environment)
         recovered = self._lifecycle.by_itself(environment, "environment.recover").entry(
             "lifecycle", detail={"lost_executions": lost} if lost else {}

@@ -14,7 +14,7 @@ from skerry.daemon.http.environments import Isolation, Network
 from skerry.daemon.http.executions import OUTPUT_LIMITS, RESULT_EXAMPLE
 from skerry.daemon.http.operations import INSTALLING, Call, Operation
 from skerry.daemon.http.requests import Body, Encoding, Text, decode
-from skerry.errors import Busy, LanguageNotFound
+from skerry.errors import LanguageNotFound
 from skerry.manager import programs
 from skerry.manager.programs import Program
 from skerry.models import Outcome
@@ -122,7 +122,7 @@ OPERATIONS = (
             "language": "python",
             "version": "3.11.2",
         },
-        errors=(*_CREATING.errors, LanguageNotFound, Busy, *INSTALLING),
+        errors=(*_CREATING.errors, LanguageNotFound, *INSTALLING),
     ),
     Operation(
         name="list_languages",

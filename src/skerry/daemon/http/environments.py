@@ -14,6 +14,7 @@ from skerry.daemon.http.answers import reply
 from skerry.daemon.http.operations import IN_ENVIRONMENT, Call, Operation, Parameter
 from skerry.daemon.http.requests import Body, Seconds, Text
 from skerry.errors import (
+    Busy,
     Conflict,
     DaemonUnavailable,
     DiskFull,
@@ -237,6 +238,7 @@ OPERATIONS = (
             GuestFailed,
             DiskFull,
             QuotaExceeded,
+            Busy,
             DaemonUnavailable,
             StoreUnavailable,
         ),

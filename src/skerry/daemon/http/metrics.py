@@ -43,6 +43,19 @@ def _pools(manager: EnvironmentManager) -> Iterator[str]:
         for state in ("available", "creating", "active")
     }
     yield from samples("skerry_pool_entries", "Of pools.", "gauge", ("pool", "state"), entries)
+    waits = {
+        (stats.pool, quantile): getattr(stats, f"wait_{name}_seconds")
+        for stats in found
+        for name, quantile in (("p50", "0.5"), ("p95", "0.95"), ("max", "1"))
+    }
+    text = "From a request to a running environment, of the last thousand."
+    yield from samples("skerry_pool_wait_seconds", text, "gauge", ("pool", "quantile"), waits)
+    for name, text in (
+        ("minimum", "So many are kept ready."),
+        ("maximum", "No more than so many are there."),
+    ):
+        limits = {(stats.pool,): getattr(stats, name) for stats in found}
+        yield from samples(f"skerry_pool_{name}", text, "gauge", ("pool",), limits)
     for name, text in (
         ("hits", "Environments that came from a pool."),
         ("misses", "Environments that could have, had one been ready."),

@@ -58,10 +58,11 @@ async def shrink_pool(call: Call, pool: str, body: Count) -> Response:
 
 async def check_pool(call: Call, pool: str) -> Response:
     found = call.manager.pools.find(pool)
-    try:
-        health = PoolHealth(healthy=True, seconds=await found.health())
-    except SkerryError as error:
-        health = PoolHealth(healthy=False, error=str(error))
+    async with call.manager.act(call.caller.itself, "pool.health", pool=pool):
+        try:
+            health = PoolHealth(healthy=True, seconds=await found.health())
+        except SkerryError as error:
+            health = PoolHealth(healthy=False, error=str(error))
     return reply(health.to_dict())
 
 
@@ -143,6 +144,6 @@ OPERATIONS = (
         handler=check_pool,
         answer=PoolHealth,
         answer_example=PoolHealth(healthy=True, seconds=0.0083).to_dict(),
-        errors=(NotFound,),
+        errors=(NotFound, StoreUnavailable),
     ),
 )

@@ -176,8 +176,10 @@ async def restart_session(call: Call, environment_id: str, session_id: str) -> R
 
 
 async def list_variables(call: Call, environment_id: str, session_id: str) -> Response:
-    session = call.manager.running(call.caller, environment_id)[1].sessions.find(session_id)
-    return reply({"variables": [variable.to_dict() for variable in await session.variables(call.caller)]})
+    async with call.using(environment_id, "session.variables", session_id=session_id):
+        session = call.manager.running(call.caller, environment_id)[1].sessions.find(session_id)
+        found = await session.variables(call.caller)  # their descriptions are made by the user's code
+    return reply({"variables": [variable.to_dict() for variable in found]})
 
 
 async def close_session(call: Call, environment_id: str, session_id: str) -> Response:
