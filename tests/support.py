@@ -51,13 +51,19 @@ def free_port() -> int:
         return port
 
 
+def folder_in_memory() -> str:
+    """Where the tens of thousands of files of an image are made quickly; /tmp where memory cannot hold devices."""
+    shared = "/dev/shm"
+    return "/tmp" if os.statvfs(shared).f_flag & os.ST_NODEV else shared
+
+
 @contextmanager
-def temporary_home(uid: int | None = None) -> Iterator[Path]:
+def temporary_home(uid: int | None = None, folder: str = "/tmp") -> Iterator[Path]:
     """A fresh SKERRY_HOME with a short path, of this user or of `uid`.
 
     At the end its daemon is stopped with all environments, and the test fails when anything of it is left.
     """
-    home = Path(tempfile.mkdtemp(prefix="skerry-test-", dir="/tmp"))
+    home = Path(tempfile.mkdtemp(prefix="skerry-test-", dir=folder))
     if uid is not None:
         os.chown(home, uid, uid)
     try:

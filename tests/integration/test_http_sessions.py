@@ -206,19 +206,30 @@ def test_a_running_call_is_activity_and_an_idle_session_is_none(daemon: Daemon) 
     assert daemon.call("GET", sessions, expect=410)["code"] == "environment_ended"
 
 
+@pytest.mark.requirement("R9")
 def test_sessions_end_with_the_daemon_and_the_next_one_says_so() -> None:
-    with support.temporary_home() as home:
+    """They can begin anew, as they were opened."""
+    with support.temporary_home() as home, Client(str(home)) as client:
         with started(home, "--backend", "fake") as daemon:
             environment = daemon.create()
-            sessions = f"/environments/{environment}/sessions"
-            daemon.call("POST", sessions, {"language": "python", "session_id": "one"}, expect=201)
-            pid = daemon.call("POST", f"{sessions}/one/run", {"code": "import os; os.getpid()"})
-            assert pid["values"]
+            env = Environment.get(environment, client)
+            session = env.session("python", env={"A": "1"}, secrets={"B": "2"}, cwd="/tmp")
+            other = env.session("bash", id="other")
+            session.run("x = 5")
             daemon.process.send_signal(signal.SIGTERM)
             daemon.process.wait()
         with started(home, "--backend", "fake") as daemon:
-            assert daemon.call("GET", sessions)["sessions"] == []
-            answer = daemon.call("POST", f"{sessions}/one/run", {"code": "1"}, expect=404)
-            assert "with the daemon that started them" in answer["hint"]
+            assert env.sessions() == []
+            for each in (session, other):
+                with pytest.raises(
+                    SessionNotFound, match="the daemon was restarted, and sessions end with it"
+                ):
+                    each.run("x")
             left = daemon.execute(environment, ["pgrep", "-f", "scope = {'__name__': 'session'"])
             assert left["stdout"] == ""
+            session.restart()
+            other.restart()
+            code = "import os\n[os.environ[name] for name in 'AB'], os.getcwd(), 'x' in globals()"
+            assert session.run(code).value == "(['1', '2'], '/tmp', False)"
+            assert other.run("echo fine").stdout == "fine\n"
+            assert {info.session_id for info in env.sessions()} == {session.id, "other"}

@@ -22,7 +22,7 @@ from skerry.images.importer import import_archive
 from skerry.images.progress import Progress
 from skerry.images.store import Image, ImageStore
 from tests.integration.daemon import started
-from tests.support import require, temporary_home
+from tests.support import folder_in_memory, require, temporary_home
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -43,7 +43,7 @@ def mounts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    with temporary_home() as home:
+    with temporary_home(folder=folder_in_memory()) as home:
         yield home
 
 

@@ -56,7 +56,8 @@ def command(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
     support.require("mmdebstrap")
-    with support.temporary_home() as home, skerry.Client(str(home)) as client:
+    folder = support.folder_in_memory()
+    with support.temporary_home(folder=folder) as home, skerry.Client(str(home)) as client:
         client.version()  # starts the daemon
         tool, _ = sandbox_tools(image=IMAGE, url=f"unix://{home}/daemon.sock")
         before = tool.invoke({"code": "print(1)"})

@@ -141,6 +141,9 @@ def test_there_is_an_end_to_it() -> None:
         PIP.normalized(["x" * (REQUIREMENT_MAX + 1)])
     with pytest.raises(InstallFailed):
         PIP.normalized([f"x;{'( ' * 115}"[:REQUIREMENT_MAX] + "!"])  # and it does not take long
+    for _ in range(2000):  # nor does that, of which each took a tenth of a second
+        with pytest.raises(InstallFailed):
+            PIP.normalized([f"x{' ' * (REQUIREMENT_MAX - 2)}!"])
 
 
 def test_what_programs_find_it_by() -> None:

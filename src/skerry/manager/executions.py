@@ -100,6 +100,7 @@ class Executions:
 
         What somebody was waiting for at that daemon is killed. Raises GuestFailed.
         """
+        self.sessions.ended_with_daemon = True
         there = {info.id: info for info in await self.channel.processes()}
         lost = []
         for record in records:

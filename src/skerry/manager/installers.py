@@ -74,7 +74,8 @@ class Installer:
     def _checked(self, text: str) -> str:
         if len(text) > REQUIREMENT_MAX:
             raise InstallFailed(f"a package's name and version have more than {REQUIREMENT_MAX} characters")
-        normal = None if _ARCHIVE.search(text) else self._normal(text.strip())
+        # With single spaces: patterns would try all the ways to divide many.
+        normal = None if _ARCHIVE.search(text) else self._normal(" ".join(text.split()))
         if normal is None:
             raise InstallFailed(
                 f"{printable(text)} is not a package that {self.name} can be asked for",

@@ -15,8 +15,9 @@ import os
 import tarfile
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,9 @@ from typing import Any, BinaryIO
 import structlog
 
 from skerry.backends.base import Layer
+from skerry.backends.instances import not_made
 from skerry.errors import (
+    Busy,
     DaemonUnavailable,
     FileConflict,
     FileMissing,
@@ -55,6 +58,9 @@ LIMITS = Limits(cpus=float(os.cpu_count() or 1), memory=2 * GIB, disk=4 * GIB, p
 WORDS_MAX = 2000
 """Characters of what an installer says that a caller is told: the last ones, as its reasons come last."""
 ARCHIVE_MAX = 4 * GIB
+STAGED_MAX = 8 * GIB
+"""Bytes of archives that are between an environment and the disk, of all tenants together. None gets more of it than
+what is left: an environment may be as slow as it likes, and meanwhile they are there."""
 CHUNK = 1 << 17
 NOT_FOUND = 127
 
@@ -103,6 +109,8 @@ class Packages:
         self._toolchains = toolchains
         self._layers = Layers(directory)
         self._installing: dict[str, asyncio.Task[None]] = {}
+        self._staged: Counter[str] = Counter()
+        """By tenant: see STAGED_MAX."""
         self._closing = False
 
     @asynccontextmanager
@@ -111,7 +119,7 @@ class Packages:
     ) -> AsyncIterator[Found | None]:
         """These packages, installed now if they are not yet, and there until the block ends; None for none.
 
-        Raises InvalidRequest (the language has none), InstallFailed, RegistryUnavailable, LimitReached,
+        Raises InvalidRequest (the language has none), InstallFailed, RegistryUnavailable, LimitReached, Busy,
         DaemonUnavailable, and what `EnvironmentManager.create` does.
         """
         if not requirements:
@@ -144,7 +152,8 @@ class Packages:
                     return
                 assert environment.instance is not None
                 folder = f"{environment.instance.workspace_path}/{installer.folder}"
-                with tempfile.TemporaryFile(dir=self._layers.directory) as archive:
+                with self._archive(caller.tenant) as (archive, more):
+                    more(found.kept.size)
                     await asyncio.to_thread(self._layers.archive, found.kept, archive)
                     await files.untar(executions.channel, folder, _chunks(archive))
                 sessions.brought[installer.name] = wanted, found.kept.place
@@ -195,8 +204,8 @@ class Packages:
             result = await executions.prepare(caller, command).run()
             if not result.ok:
                 raise _fault(image, installer, result)
-            with tempfile.TemporaryFile(dir=self._layers.directory) as archive:
-                await self._take(caller, environment, place, archive)
+            with self._archive(caller.tenant) as (archive, more):
+                await self._take(caller, environment, place, archive, more)
                 self._layers.add(await asyncio.to_thread(self._layers.make, key, archive))
         await asyncio.to_thread(self._layers.clean)
         log.info(
@@ -207,13 +216,44 @@ class Packages:
             seconds=round(time.monotonic() - began, 1),
         )
 
-    async def _take(self, caller: Caller, environment: Environment, place: str, archive: BinaryIO) -> None:
-        """What was installed, as a tar. Raises InstallFailed, LimitReached, OSError, GuestFailed."""
+    @contextmanager
+    def _archive(self, tenant: str) -> Iterator[tuple[BinaryIO, Callable[[int], None]]]:
+        """A file until the block ends, and what is to be told before so many bytes are added to it.
+
+        Raises Busy, and for an OSError DiskFull or LaunchFailed.
+        """
+        size = 0
+
+        def more(count: int) -> None:
+            nonlocal size
+            if self._staged[tenant] + count > STAGED_MAX - self._staged.total():
+                raise Busy("too many packages are on their way", hint="try again when some have arrived")
+            size += count
+            self._staged[tenant] += count
+
+        try:
+            with tempfile.TemporaryFile(dir=self._layers.directory) as file:
+                yield file, more
+        except OSError as error:
+            raise not_made(str(self._layers.directory), error) from error
+        finally:
+            self._staged[tenant] -= size
+
+    async def _take(
+        self,
+        caller: Caller,
+        environment: Environment,
+        place: str,
+        archive: BinaryIO,
+        more: Callable[[int], None],
+    ) -> None:
+        """What was installed, as a tar. Raises InstallFailed, LimitReached, Busy, GuestFailed."""
         async with self._manager.using(caller, environment.id, "file.download", path=place) as use:
             try:
                 async for chunk in files.tar(use.channel, place, contents=True):
                     if archive.tell() > ARCHIVE_MAX:
                         raise LimitReached(f"the packages take more than {format_size(ARCHIVE_MAX)}")
+                    more(len(chunk))
                     await asyncio.to_thread(archive.write, chunk)
             except FileConflict as error:  # a file that its owner cannot read, say
                 raise InstallFailed(f"what was installed cannot be kept: {error.message}") from error

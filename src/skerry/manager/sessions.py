@@ -249,6 +249,8 @@ class Sessions:
         self._home = home
         self._all: dict[str, Session] = {}
         self._starting = asyncio.Lock()
+        self.ended_with_daemon = False
+        """Whether the environment is older than this daemon: those of the earlier one are gone."""
         self.bringing = asyncio.Lock()
         self.brought: dict[str, tuple[tuple[str, ...], Path]] = {}
         """What is in the workspace, by installer, and where it is from, for `Packages.bring`: one at a time."""
@@ -299,6 +301,12 @@ class Sessions:
     def find(self, session_id: str) -> Session:
         """Raises SessionNotFound."""
         found = self._all.get(session_id)
+        if found is None and self.ended_with_daemon:
+            raise SessionNotFound(
+                f"no session {session_id!r} in environment {self._home.environment_id}: "
+                "the daemon was restarted, and sessions end with it",
+                hint="open it again: its id can be the same, its state is gone",
+            )
         if found is None:
             raise SessionNotFound(
                 f"no session {session_id!r} in environment {self._home.environment_id}",

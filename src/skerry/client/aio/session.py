@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from skerry.client.http1 import Malformed, quote
-from skerry.errors import DaemonUnavailable, NotFound
+from skerry.errors import DaemonUnavailable, NotFound, SessionNotFound
 from skerry.models import SessionInfo, SessionResult, Variable, decode_bytes, encode_bytes
 
 if TYPE_CHECKING:
@@ -28,16 +28,20 @@ class AsyncSession:
     SessionNotFound once it is closed, and EnvironmentNotFound or EnvironmentEnded once its environment is gone.
     """
 
-    def __init__(self, transport: AsyncTransport, path: str, info: SessionInfo) -> None:
+    def __init__(
+        self, transport: AsyncTransport, path: str, info: SessionInfo, request: dict[str, Any]
+    ) -> None:
         self._transport = transport
-        self._path = f"{path}/sessions/{quote(info.session_id)}"
+        self._sessions = f"{path}/sessions"
+        self._path = f"{self._sessions}/{quote(info.session_id)}"
+        self._request = request
         self.id = info.session_id
         self.language = info.language
 
     @classmethod
     async def open(cls, transport: AsyncTransport, path: str, request: dict[str, Any]) -> Self:
         answer = await transport.call("POST", f"{path}/sessions", json=request)
-        return cls(transport, path, SessionInfo.from_dict(answer))
+        return cls(transport, path, SessionInfo.from_dict(answer), request)
 
     async def __aenter__(self) -> Self:
         return self
@@ -103,8 +107,15 @@ class AsyncSession:
         await self._transport.call("POST", f"{self._path}/interrupt")
 
     async def restart(self) -> None:
-        """Begin anew, without any state; also after a crash. What it runs is killed."""
-        await self._transport.call("POST", f"{self._path}/restart")
+        """Begin anew, without any state; also after a crash, and one that has ended with its daemon.
+
+        What it runs is killed.
+        """
+        try:
+            await self._transport.call("POST", f"{self._path}/restart")
+        except SessionNotFound:
+            again = {**self._request, "session_id": self.id}
+            await self._transport.call("POST", self._sessions, json=again)
 
     async def variables(self) -> list[Variable]:
         """What its code has defined."""

@@ -278,6 +278,7 @@ OPERATIONS = (
         verb="execute",
         summary="Run code in a session and follow its output",
         text="Server-sent events: `output` as it comes, at last `ran` (`result`, without the output). "
+        "`run` is the same in one answer, with the first MiB of each stream. "
         f"{RESULTS} Output that is not read stops the code.",
         handler=stream_code,
         body=RunCode,
@@ -306,7 +307,8 @@ OPERATIONS = (
         tag="sessions",
         verb="execute",
         summary="Begin anew, without any state",
-        text="Also for one that has crashed. What it runs is killed.",
+        text="Also for one that has crashed. What it runs is killed. One that has ended with its daemon is opened "
+        "again instead, with its id.",
         handler=restart_session,
         answer=schemas.Session,
         answer_example=EXAMPLE,
