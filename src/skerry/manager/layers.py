@@ -185,7 +185,7 @@ def _entries(tree: Path) -> Iterator[tuple[str, int, str, os.stat_result]]:
 
 
 def _own(tree: Path) -> int:
-    """Let it all belong to us, and everybody read it; how many bytes of the disk it takes."""
+    """Let it all belong to us, and everybody read it; how many bytes of the disk it takes at most."""
     seen: set[int] = set()
     size = 0
     for _, dir_fd, name, status in _entries(tree):
@@ -194,7 +194,7 @@ def _own(tree: Path) -> int:
             runs = stat.S_ISDIR(status.st_mode) or status.st_mode & stat.S_IXUSR
             os.chmod(name, 0o755 if runs else 0o644, dir_fd=dir_fd)
         if status.st_ino not in seen:
-            size += status.st_blocks * 512
+            size += max(status.st_size, status.st_blocks * 512)  # a tar has holes in full
         seen.add(status.st_ino)
     tree.chmod(0o755)
     return size
