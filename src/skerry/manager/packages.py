@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import tarfile
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -232,7 +231,7 @@ class Packages:
             self._staged[tenant] += count
 
         try:
-            with tempfile.TemporaryFile(dir=self._layers.directory) as file:
+            with self._layers.file() as file:
                 yield file, more
         except OSError as error:
             raise not_made(str(self._layers.directory), error) from error
