@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import tarfile
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -227,7 +226,7 @@ class Packages:
                     raise Busy("too many packages are on their way", hint="try again when some have arrived")
 
             try:
-                with tempfile.TemporaryFile(dir=self._layers.directory) as file:
+                with self._layers.file() as file:
                     yield file, more
             except OSError as error:
                 raise not_made(str(self._layers.directory), error) from error
