@@ -283,7 +283,9 @@ class StubBackend:
     async def open_network(self, environment_id: str) -> Sockets:
         return Sockets([], [])
 
-    async def deliver(self, environment_id: str, files: Mapping[str, bytes]) -> None:
+    async def deliver(
+        self, environment_id: str, files: Mapping[str, bytes], links: Mapping[str, str]
+    ) -> None:
         self.delivered[environment_id] = dict(files)
 
     async def stop(self, environment_id: str) -> None:

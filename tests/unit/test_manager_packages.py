@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skerry.errors import Busy
+from skerry.errors import Busy, DiskFull
 from skerry.manager import packages as module
 from skerry.manager.packages import Packages
 
@@ -16,7 +17,7 @@ def test_one_tenant_leaves_room_for_another(monkeypatch: pytest.MonkeyPatch, tmp
     """An environment that is slow to take or to give what it should keeps an archive on the disk of all."""
     monkeypatch.setattr(module, "STAGED_MAX", 1000)
     nobody: Any = None
-    packages = Packages(nobody, nobody, tmp_path)
+    packages = Packages(nobody, nobody, tmp_path, nobody)
     with packages._archive("greedy") as (file, more):
         more(300)
         with packages._archive("greedy") as (_, again):
@@ -27,6 +28,14 @@ def test_one_tenant_leaves_room_for_another(monkeypatch: pytest.MonkeyPatch, tmp
                 other(250)
         more(200)
         file.write(b"x")
-    assert packages._staged.total() == 0
+    assert packages._staged.taken == 0
     with packages._archive("greedy") as (_, more):
         more(500)
+
+
+def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
+    nobody: Any = None
+    packages = Packages(nobody, nobody, tmp_path, nobody)
+    with pytest.raises(DiskFull, match="No space left"), packages._archive("t"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert packages._staged.taken == 0

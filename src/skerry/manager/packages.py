@@ -13,10 +13,8 @@ import hashlib
 import json
 import os
 import tarfile
-import tempfile
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +24,7 @@ from typing import Any, BinaryIO
 import structlog
 
 from skerry.backends.base import Layer
+from skerry.backends.instances import not_made
 from skerry.errors import (
     Busy,
     DaemonUnavailable,
@@ -47,6 +46,7 @@ from skerry.manager.environment import Environment
 from skerry.manager.environments import EnvironmentManager
 from skerry.manager.installers import INSTALLERS, Installer
 from skerry.manager.layers import Kept, Layers
+from skerry.manager.room import Room
 from skerry.manager.toolchains import SPARE, Toolchains
 from skerry.models import ExecutionResult, Outcome
 from skerry.policy import GIB, Limits, Policy, format_size
@@ -58,8 +58,7 @@ WORDS_MAX = 2000
 """Characters of what an installer says that a caller is told: the last ones, as its reasons come last."""
 ARCHIVE_MAX = 4 * GIB
 STAGED_MAX = 8 * GIB
-"""Bytes of archives that are between an environment and the disk, of all tenants together. None gets more of it than
-what is left: an environment may be as slow as it likes, and meanwhile they are there."""
+"""Bytes of archives between environments and the disk: one may be as slow as it likes, and meanwhile they are there."""
 CHUNK = 1 << 17
 NOT_FOUND = 127
 
@@ -77,17 +76,38 @@ class Found:
     def layer(self) -> Layer:
         return Layer(f"{self.installer.name}-packages", str(self.kept.tree))
 
+    def variables(self, environment: Environment) -> dict[str, str]:
+        """With which a program in an environment that has the layer finds them."""
+        return self.installer.found_by(self._place(environment), environment.base_variables()["PATH"])
+
+    def links(self, environment: Environment) -> dict[str, str]:
+        """What must lie beside the program for the same."""
+        return {name: f"{self._place(environment)}/{name}" for name in self.installer.beside}
+
+    def _place(self, environment: Environment) -> str:
+        assert environment.instance is not None
+        return f"{environment.instance.run_path}/{self.layer.name}"
+
 
 class Packages:
-    """`directory` is for what was installed, and belongs to this object alone."""
+    """`directory` is for what was installed, and belongs to this object alone.
 
-    def __init__(self, manager: EnvironmentManager, toolchains: Toolchains, directory: Path) -> None:
+    `with_room` is called with what makes an environment, and makes it when the tenant's quota has room.
+    """
+
+    def __init__(
+        self,
+        manager: EnvironmentManager,
+        toolchains: Toolchains,
+        directory: Path,
+        with_room: Callable[[Callable[[], Awaitable[Environment]]], Awaitable[Environment]],
+    ) -> None:
+        self._with_room = with_room
         self._manager = manager
         self._toolchains = toolchains
         self._layers = Layers(directory)
         self._installing: dict[str, asyncio.Task[None]] = {}
-        self._staged: Counter[str] = Counter()
-        """By tenant: see STAGED_MAX."""
+        self._staged = Room(STAGED_MAX)
         self._closing = False
 
     @asynccontextmanager
@@ -115,23 +135,25 @@ class Packages:
     async def bring(self, caller: Caller, ref: str, language: Language, requirements: Sequence[str]) -> None:
         """Put packages into the workspace of an environment, where what starts from now on finds them.
 
+        They are resolved together with those that were brought there before, so that none takes another's place.
         Raises what `held` and `EnvironmentManager.running` do, and FileConflict, DiskFull.
         """
         environment, executions = self._manager.running(caller, ref)
-        sessions, policy = executions.sessions, environment.policy
-        async with self.held(caller, environment.image, language, requirements, policy.isolation) as found:
-            if found is None:
-                return
-            async with sessions.bringing:
-                if found.kept.place in sessions.brought:
+        sessions, isolation = executions.sessions, environment.policy.isolation
+        installer = installer_of(language)
+        async with sessions.bringing:
+            there, place = sessions.brought.get(installer.name, ((), None))
+            wanted = installer.merged(there, requirements)
+            async with self.held(caller, environment.image, language, wanted, isolation) as found:
+                if found is None or found.kept.place == place:
                     return
                 assert environment.instance is not None
-                place = f"{environment.instance.workspace_path}/{found.installer.folder}"
+                folder = f"{environment.instance.workspace_path}/{installer.folder}"
                 with self._archive(caller.tenant) as (archive, more):
                     more(found.kept.size)
                     await asyncio.to_thread(self._layers.archive, found.kept, archive)
-                    await files.untar(executions.channel, place, _chunks(archive))
-                sessions.brought.add(found.kept.place)
+                    await files.untar(executions.channel, folder, _chunks(archive))
+                sessions.brought[installer.name] = wanted, found.kept.place
 
     async def close(self) -> None:
         """Give up what is being installed."""
@@ -193,21 +215,21 @@ class Packages:
 
     @contextmanager
     def _archive(self, tenant: str) -> Iterator[tuple[BinaryIO, Callable[[int], None]]]:
-        """A file until the block ends, and what is to be told before so many bytes are added to it. Raises Busy."""
-        size = 0
+        """A file until the block ends, and what is to be told before so many bytes are added to it.
 
-        def more(count: int) -> None:
-            nonlocal size
-            if self._staged[tenant] + count > STAGED_MAX - self._staged.total():
-                raise Busy("too many packages are on their way", hint="try again when some have arrived")
-            size += count
-            self._staged[tenant] += count
+        Raises Busy, and for an OSError DiskFull or LaunchFailed.
+        """
+        with self._staged.held(tenant) as held:
 
-        try:
-            with tempfile.TemporaryFile(dir=self._layers.directory) as file:
-                yield file, more
-        finally:
-            self._staged[tenant] -= size
+            def more(count: int) -> None:
+                if not held(count):
+                    raise Busy("too many packages are on their way", hint="try again when some have arrived")
+
+            try:
+                with self._layers.file() as file:
+                    yield file, more
+            except OSError as error:
+                raise not_made(str(self._layers.directory), error) from error
 
     async def _take(
         self,
@@ -217,7 +239,7 @@ class Packages:
         archive: BinaryIO,
         more: Callable[[int], None],
     ) -> None:
-        """What was installed, as a tar. Raises InstallFailed, LimitReached, Busy, OSError, GuestFailed."""
+        """What was installed, as a tar. Raises InstallFailed, LimitReached, Busy, GuestFailed."""
         async with self._manager.using(caller, environment.id, "file.download", path=place) as use:
             try:
                 async for chunk in files.tar(use.channel, place, contents=True):
@@ -235,7 +257,8 @@ class Packages:
     async def _environment(
         self, caller: Caller, image: Image, installer: Installer, isolation: str
     ) -> AsyncIterator[Environment]:
-        environment = await self._manager.create(
+        create = partial(
+            self._manager.create,
             caller,
             image=image.ref,
             policy=Policy(isolation=isolation, network="allowlist", allow=(installer.preset,), limits=LIMITS),
@@ -243,6 +266,7 @@ class Packages:
             idle=SPARE,
             survives=False,
         )
+        environment = await self._with_room(create)
         try:
             yield environment
         finally:
