@@ -180,12 +180,14 @@ class Pool:
         """
         if self._closed:
             raise DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.append(turn)
-        self._call_next()
+        turn: asyncio.Future[None] | None = None
+        if self._line or (self._full() and not self._ready):
+            turn = asyncio.get_running_loop().create_future()
+            self._line.append(turn)
         try:
-            async with asyncio.timeout(WAIT_MAX):
-                await turn
+            if turn is not None:
+                async with asyncio.timeout(WAIT_MAX):
+                    await turn
             entry = self._find(digest) if ready else None
             if entry is None and self._ready and self._full():  # those are not for this one
                 self._discard(self._ready.pop(next(iter(self._ready))))
@@ -199,7 +201,8 @@ class Pool:
                 hint="try again later; `maximum` in pools.toml in the daemon's home says how many there may be",
             ) from None
         finally:
-            self._line.remove(turn)
+            if turn is not None:
+                self._line.remove(turn)
             self._call_next()
         self._used_at = self._clock.time()
         self.refill(REFILL_AFTER)
