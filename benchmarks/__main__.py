@@ -76,6 +76,7 @@ def measure(rounds: int, environments: int) -> int:
             }
         _progress("programs in Python, one after the other")
         results["code"] = asyncio.run(code.many(600, 8))
+        results["code"]["without"] = code.many_without(300, 8)
         _progress("idle memory")
         results |= ours.idle_memory()
         _progress(f"{environments} environments at once")

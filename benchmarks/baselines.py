@@ -23,25 +23,12 @@ def bare() -> list[Subject]:
     return [command("true", ["/bin/true"]), command("python", [PYTHON, "-c", "pass"])]
 
 
+BUBBLEWRAP = [*("bwrap", "--unshare-all", "--ro-bind", "/", "/"), *("--proc", "/proc", "--dev", "/dev")]
+
+
 def bubblewrap() -> list[Subject]:
     require("bwrap")
-    return [
-        command(
-            "bubblewrap",
-            [
-                "bwrap",
-                "--unshare-all",
-                "--ro-bind",
-                "/",
-                "/",
-                "--proc",
-                "/proc",
-                "--dev",
-                "/dev",
-                "/bin/true",
-            ],
-        )
-    ]
+    return [command("bubblewrap", [*BUBBLEWRAP, "/bin/true"])]
 
 
 def runc(folder: Path) -> list[Subject]:

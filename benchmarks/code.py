@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import skerry
+from benchmarks.baselines import BUBBLEWRAP
 from benchmarks.dockerd import Unavailable
 from benchmarks.measure import Subject, command, timed
 
+PRINT = ["/usr/bin/python3", "-c", "print('hello')"]
 GO = 'package main\n\nimport "fmt"\n\nfunc main() { fmt.Println("hello") }\n'
 GO_PROGRAM = "/usr/bin/go"
 
@@ -31,7 +36,7 @@ def python(client: skerry.Client) -> Iterator[list[Subject]]:
         return times
 
     yield [
-        command("bare_print", ["/usr/bin/python3", "-c", "print('hello')"]),
+        command("bare_print", PRINT),
         Subject(lambda: {"code_cold": timed(lambda: _once(client, "cold", "print('hello')"))}),
         Subject(pooled),
     ]
@@ -58,6 +63,24 @@ async def many(count: int, at_once: int) -> dict[str, float]:
         "callers": at_once,
         "from_pool": (after.hits - before.hits) / count,
     }
+
+
+def many_without(count: int, at_once: int) -> dict[str, float]:
+    """How many of the same a second the machine does by itself, and, where it is there, with bubblewrap."""
+    commands = {"bare": PRINT}
+    if shutil.which("bwrap"):
+        commands["bubblewrap"] = [*BUBBLEWRAP, *PRINT]
+    return {name: _rate(argv, count, at_once) for name, argv in commands.items()}
+
+
+def _rate(argv: list[str], count: int, at_once: int) -> float:
+    def once(_: int) -> None:
+        subprocess.run(argv, stdout=subprocess.DEVNULL, check=True)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(at_once) as callers:
+        list(callers.map(once, range(count)))
+    return count / (time.perf_counter() - began)
 
 
 async def _stats() -> list[skerry.PoolStats]:

@@ -167,9 +167,12 @@ def facts(results: Mapping[str, Any]) -> list[str]:
             f"Of `env.execute` and `env.run`, the audit's intent takes {share[0]:.0%} and {share[1]:.0%}."
         )
     if found := results.get("code"):
+        without = found["without"]
+        beside = f", in bubblewrap {without['bubblewrap']:.0f}" if "bubblewrap" in without else ""
         said.append(
             f"{found['callers']} callers at once get {found['per_second']:.0f} Python programs a second done, each in "
-            f"a fresh environment ({found['from_pool']:.0%} from the pool)."
+            f"a fresh environment ({found['from_pool']:.0%} from the pool); the same programs on the host, without any "
+            f"isolation: {without['bare']:.0f}{beside}."
         )
     if (idle := results.get("idle_bytes")) is not None:
         after = results["idle_after_run_bytes"]

@@ -48,7 +48,7 @@ async def program(site: Site, files: dict[str, bytes], *layers: Layer) -> AsyncI
     spec = replace(site.spec(), program=True, layers=layers)
     instance = await site.backend.start(spec)
     try:
-        await site.backend.deliver(spec.environment_id, files)
+        await site.backend.deliver(spec.environment_id, files, {})
         channel = await Channel.open(await site.backend.connect(spec.environment_id))
         try:
             yield Box(site.backend, instance, channel)
@@ -71,7 +71,7 @@ async def test_what_is_delivered_later_is_there_as_well(site: Site) -> None:
     """So that an instance can be made before its program is known."""
     async with program(site, {}) as box:
         assert (await box.run("ls", "-A")).stdout == b""
-        await site.backend.deliver(box.id, {"a/b": b"1"})
+        await site.backend.deliver(box.id, {"a/b": b"1"}, {})
         assert (await box.run("cat", "a/b")).stdout == b"1"
 
 
@@ -119,7 +119,7 @@ async def test_its_place_to_write_is_tmp(site: Site) -> None:
 async def test_a_name_that_is_too_long(site: Site) -> None:
     async with program(site, {}) as box:
         with pytest.raises(InvalidRequest, match="too long"):
-            await site.backend.deliver(box.id, {"x" * 256: b""})
+            await site.backend.deliver(box.id, {"x" * 256: b""}, {})
 
 
 async def test_a_layer_is_there(site: Site, layer: Layer) -> None:

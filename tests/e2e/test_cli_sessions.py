@@ -51,3 +51,10 @@ def test_code_that_fails_has_an_exit_code(cli: Cli, environment: str) -> None:
     code, out, words = ran("-c", "2 + 2")
     assert (code, out, "begins anew" in words) == (0, "4\n", True)
     assert cli("session", "rm", environment, "nothing")[0] == 2
+
+
+def test_packages_that_are_none_are_refused(cli: Cli, environment: str) -> None:
+    code, out, err = cli("session", "run", environment, "--package=-rx", "-c", "print('ran')")
+    assert (code, out) == (2, b"")
+    assert "'-rx' is not a package that pip can be asked for" in err.decode()
+    assert json.loads(cli.ok("session", "ls", "--json", environment))["sessions"] == []

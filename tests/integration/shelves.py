@@ -128,4 +128,4 @@ class World:
     @property
     def kept(self) -> list[Path]:
         """What lies where the daemon keeps packages."""
-        return sorted((self.daemon.home / "packages").iterdir())
+        return sorted((self.daemon.home / "packages").glob("*"))

@@ -13,17 +13,16 @@ from tests.integration.daemon import Daemon
 from tests.integration.mirrors import with_python_packages
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(400)]
-INSTALL = "pip install -q --only-binary :all: pandas matplotlib"
 
 
+@pytest.mark.requirement("F4")
 def test_data_frames_and_figures(tmp_path: Path) -> None:
     def body(daemon: Daemon) -> None:
         with (
             Client(str(daemon.home)) as client,
-            Environment(client=client, allow=["python-packages"], memory="2g", disk="2g") as env,
+            Environment(client=client, memory="2g", disk="2g") as env,
         ):
-            installed = env.execute(INSTALL, timeout=300)
-            assert installed.ok, (installed.stderr, env.network.denials())
+            env.session("python", packages=["pandas==2.*", "matplotlib"]).close()
             frames(env)
             figures(env)
 

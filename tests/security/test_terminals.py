@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from skerry.models import ExecutionResult, Outcome, Usage
 from tests.unit.scripted_server import every_request, serving
 
 pytestmark = pytest.mark.timeout(60)
@@ -36,13 +37,37 @@ def on_a_terminal(*arguments: str, env: dict[str, str]) -> bytes:
     return seen
 
 
-@pytest.mark.parametrize("verb", [("logs", "abc123abc123"), ("ls",), ("info", "abc123abc123")])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("logs", "abc123abc123"),
+        ("ls",),
+        ("info", "abc123abc123"),
+        ("code", "run", "-l", "python", os.devnull),
+        ("session", "run", "abc123abc123", "-c", "1"),
+    ],
+)
 def test_the_command_line_shows_no_terminal_escapes(verb: tuple[str, ...]) -> None:
     described: dict[str, Any] = dict.fromkeys(("name", "image", "state", "isolation", "ended_reason"), EVIL)
     described |= {"environment_id": "abc123abc123", "created_at": 1.0, "expires_at": 2.0}
     enforced = [{"name": EVIL, "enforced": True, "value": EVIL, "by": EVIL}]
 
+    said = EVIL.encode()
+    result = ExecutionResult(
+        "abc", Outcome.COMPLETED, 0, said, said, len(said), len(said), 0.1, Usage(), EVIL
+    ).to_dict()
+    ran = {
+        "values": [{"data": {"text/plain": EVIL}}],
+        "raised": {"traceback": EVIL},
+        "language": "",
+        "version": "",
+    }
+
     def answer(method: str, target: str, body: bytes) -> Any:
+        if target == "/execute" or target.endswith("/run"):
+            return {**result, **ran}
+        if target.endswith("/sessions"):
+            return {"session_id": "main", "state": "idle"}
         if target.partition("?")[0].endswith("/logs"):
             return json.dumps({"stream": "stdout", "encoding": "utf-8", "data": EVIL}).encode() + b"\n"
         if target.partition("?")[0] == "/environments":

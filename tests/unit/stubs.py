@@ -166,7 +166,7 @@ class StubProcess:
 
 
 class StubChannel:
-    """The guest of one environment. With `program`, every start runs it at once."""
+    """The guest of one environment. `true` ends at once; with `program`, every other start runs that at once."""
 
     def __init__(self, program: Callable[[StubProcess], None] | None = None) -> None:
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -183,6 +183,9 @@ class StubChannel:
         if self.start_error is not None:
             raise self.start_error
         process = StubProcess(len(self.started) + 1, start, self)
+        if start.argv == ["true"]:
+            process.end()
+            return process
         self.started.append(process)
         if self._program is not None:
             self._program(process)
@@ -283,7 +286,9 @@ class StubBackend:
     async def open_network(self, environment_id: str) -> Sockets:
         return Sockets([], [])
 
-    async def deliver(self, environment_id: str, files: Mapping[str, bytes]) -> None:
+    async def deliver(
+        self, environment_id: str, files: Mapping[str, bytes], links: Mapping[str, str]
+    ) -> None:
         self.delivered[environment_id] = dict(files)
 
     async def stop(self, environment_id: str) -> None:

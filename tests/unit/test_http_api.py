@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,11 +11,13 @@ import pytest
 from starlette.responses import Response
 
 from skerry.daemon.auth import Gate
+from skerry.daemon.http import api as apis
 from skerry.daemon.http import events
 from skerry.daemon.http.answers import reply
 from skerry.daemon.http.api import Api
 from skerry.daemon.http.operations import Call, Engine, Operation, Parameter
 from skerry.daemon.http.readiness import Readiness
+from skerry.daemon.http.requests import Body, Text
 from skerry.daemon.http.system import ready
 from skerry.daemon.metrics import Metrics
 from skerry.daemon.peers import PEER, Peer
@@ -51,11 +54,13 @@ API = Api(
 )
 
 
-async def ask(path: str, query: str = "", method: str = "GET") -> tuple[int, dict[str, Any]]:
+async def ask(
+    path: str, query: str = "", method: str = "GET", *, api: Api = API, body: bytes = b""
+) -> tuple[int, dict[str, Any]]:
     sent: list[Any] = []
 
     async def receive() -> Any:
-        return {"type": "http.request", "body": b""}
+        return {"type": "http.request", "body": body}
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -69,7 +74,7 @@ async def ask(path: str, query: str = "", method: str = "GET") -> tuple[int, dic
         "headers": [],
         "state": {PEER: Peer("uid 0", trusted=True)},
     }
-    await API(scope, receive, send)
+    await api(scope, receive, send)
     return sent[0]["status"], json.loads(sent[1]["body"])
 
 
@@ -188,3 +193,33 @@ async def test_a_daemon_whose_store_cannot_be_written_is_not_ready(tmp_path: Any
         with pytest.raises(DaemonUnavailable) as caught:
             await ready(call)
         assert caught.value.message == words
+
+
+@asynchronous
+async def test_large_bodies_that_are_held_by_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of many megabytes that sleeps: the daemon has its text until it has answered."""
+    monkeypatch.setattr(apis, "BODY_USUAL", 100)
+    monkeypatch.setattr(apis, "BODIES_MAX", 1000)
+    go_on = asyncio.Event()
+
+    class Said(Body):
+        text: Text
+
+    async def wait(call: Call, body: Said) -> Response:
+        await go_on.wait()
+        return reply({})
+
+    engine = cast(Engine, SimpleNamespace(gate=Gate(cast(Store, None)), metrics=Metrics()))
+    api = Api(engine, [operation("/wait", method="POST", handler=wait, body=Said)])
+
+    async def say(size: int) -> int:
+        body = json.dumps({"text": "x" * size}).encode()
+        return (await ask("/wait", method="POST", api=api, body=body))[0]
+
+    held = [asyncio.create_task(say(300)) for _ in range(2)]
+    await asyncio.sleep(0)
+    small = asyncio.create_task(say(50))
+    assert await say(300) == 429
+    go_on.set()
+    assert [await task for task in (*held, small)] == [200] * 3
+    assert await say(300) == 200

@@ -124,6 +124,16 @@ def test_a_set_is_always_the_same() -> None:
     assert PIP.normalized(["b", "a>=1", "A >= 1", "b"]) == PIP.normalized(["a>=1", "B"]) == ("a>=1", "b")
 
 
+def test_what_is_named_anew_replaces_what_was_said_before() -> None:
+    before = PIP.normalized(["a==1", "b[x]>=1", "c ; os_name == 'nt'"])
+    assert PIP.merged(before, ["A == 2", "d"]) == ("a==2", "b[x]>=1", "c ; os_name == 'nt'", "d")
+    assert PIP.merged(before, ["b", "c"]) == ("a==1", "b", "c")
+    assert PIP.merged((), ["a"]) == ("a",)
+    assert NPM.merged(("@s/a@^1", "a@latest"), ["@s/a@2", "b"]) == ("@s/a@2", "a@latest", "b@latest")
+    with pytest.raises(InstallFailed):
+        PIP.merged(before, ["-r"])
+
+
 def test_there_is_an_end_to_it() -> None:
     with pytest.raises(InstallFailed, match="too many"):
         PIP.normalized(["x"] * (REQUIREMENTS_MAX + 1))
@@ -131,10 +141,14 @@ def test_there_is_an_end_to_it() -> None:
         PIP.normalized(["x" * (REQUIREMENT_MAX + 1)])
     with pytest.raises(InstallFailed):
         PIP.normalized([f"x;{'( ' * 115}"[:REQUIREMENT_MAX] + "!"])  # and it does not take long
+    for _ in range(2000):  # nor does that, of which each took a tenth of a second
+        with pytest.raises(InstallFailed):
+            PIP.normalized([f"x{' ' * (REQUIREMENT_MAX - 2)}!"])
 
 
 def test_what_programs_find_it_by() -> None:
     assert PIP.found_by("/p", "/bin") == {"PYTHONUSERBASE": "/p", "PATH": "/p/bin:/bin"}
     assert NPM.found_by("/p", "/bin") == {"NODE_PATH": "/p/node_modules", "PATH": "/p/node_modules/.bin:/bin"}
+    assert (PIP.beside, NPM.beside) == ((), ("node_modules",))
     assert PIP.argv("/p", ("x",))[:2] == ["env", "PYTHONUSERBASE=/p"]
     assert PIP.argv("/p", ("x",))[-2:] == NPM.argv("/p", ("x",))[-2:] == ["--", "x"]

@@ -145,7 +145,7 @@ async def test_removals_that_are_behind_hold_up_the_next_ones(
 async def test_what_fails_on_the_way_leaves_nothing(tmp_path: Path) -> None:
     world = World(tmp_path)
 
-    async def broken(environment_id: str, files: object) -> None:
+    async def broken(environment_id: str, files: object, links: object) -> None:
         raise LaunchFailed("no room")
 
     world.backend.deliver = broken  # type: ignore[method-assign]

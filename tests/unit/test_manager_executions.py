@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections import Counter
 
 import pytest
 
@@ -17,6 +16,7 @@ from skerry.manager.environment import Environment
 from skerry.manager.environments import EnvironmentManager
 from skerry.manager.executions import Executions
 from skerry.manager.line import WAITING_MAX
+from skerry.manager.room import Room
 from skerry.models import ExecutionResult, Outcome, State
 from tests.unit.stubs import (
     CALLER,
@@ -419,14 +419,14 @@ async def test_the_log_holds_what_everything_wrote_and_drops_for_slow_followers(
 
 @asynchronous
 async def test_large_outputs_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Executions, "_large", Counter())  # of the whole process
+    monkeypatch.setattr(Executions, "_large", Room(module.LARGE_MAX))  # of the whole process
     _, manager, environment, executions, _ = await setup()
     other = await manager.create(CALLER, policy=POLICY)
     assert other.executions is not None
     large = Command(argv=["x"], output_limit=OUTPUT_LIMIT_MAX)
     each = 2 * (OUTPUT_LIMIT_MAX - OUTPUT_LIMIT)
     admitted = [executions.prepare(CALLER, large)]
-    while (len(admitted) + 1) * each <= module.LARGE_MAX - len(admitted) * each:
+    while 2 * (len(admitted) + 1) * each <= module.LARGE_MAX:
         admitted.append(executions.prepare(CALLER, large))
     assert len(admitted) == 4
     for home in (executions, other.executions):

@@ -103,7 +103,10 @@ NAMES = st.text(st.sampled_from("ab./\\\0\n é\udcff\ud800%") | st.characters(),
 
 
 @hypothesis.given(
-    st.dictionaries(NAMES | st.sampled_from(["main.py", "main.py/x", "..", "a/../b"]), st.text())
+    st.dictionaries(
+        NAMES | st.sampled_from(["main.py", "main.py/x", "..", "a/../b", "node_modules", "node_modules/x"]),
+        st.text(),
+    )
 )
 def test_whatever_the_paths_are_nothing_leaves_the_directory(files: dict[str, str]) -> None:
     """Either they are refused before anything is done, or exactly they are there."""
@@ -116,7 +119,10 @@ def test_whatever_the_paths_are_nothing_leaves_the_directory(files: dict[str, st
         place = InstanceDirectory(folder, "instance")
         place.make()
         workspace = place.place("workspace", 0o755)
-        place.deliver(tree)
+        place.deliver(tree, {"node_modules": "/elsewhere"})
+        if "node_modules" not in {path.partition("/")[0] for path in tree}:
+            assert os.readlink(f"{workspace}/node_modules") == "/elsewhere"
+            os.unlink(f"{workspace}/node_modules")
         found = {
             os.path.relpath(os.path.join(parent, name), workspace)
             for parent, _, names in os.walk(workspace)

@@ -131,11 +131,14 @@ class Backend(Protocol):
         """A pipe in the place of a file that `deliver` will bring: its path for us. Raises DiskFull, LaunchFailed."""
         ...
 
-    async def deliver(self, environment_id: str, files: Mapping[str, bytes]) -> None:
-        """Put files into the workspace of an instance that was started for a `program`; before anything runs in it.
+    async def deliver(
+        self, environment_id: str, files: Mapping[str, bytes], links: Mapping[str, str]
+    ) -> None:
+        """Put files into the workspace of an instance that was started for a `program`; once, before anything runs.
 
-        Paths are relative, without `.` and `..`, and none is below another. Raises InvalidRequest for one that is too
-        long, DiskFull, PlatformError.
+        Paths are relative, without `.` and `..`, and none is below another. `links` are symlinks beside them, by their
+        names, to places inside; a file or directory of the same name is there instead. Raises InvalidRequest for a path
+        that is too long, DiskFull, PlatformError.
         """
         ...
 

@@ -100,8 +100,10 @@ class FakeBackend:
     def gate(self, environment_id: str, name: str) -> str:
         return InstanceDirectory(self._instances, environment_id).gate(name)
 
-    async def deliver(self, environment_id: str, files: Mapping[str, bytes]) -> None:
-        InstanceDirectory(self._instances, environment_id).deliver(files)
+    async def deliver(
+        self, environment_id: str, files: Mapping[str, bytes], links: Mapping[str, str]
+    ) -> None:
+        InstanceDirectory(self._instances, environment_id).deliver(files, links)
 
     async def stop(self, environment_id: str) -> None:
         directory = InstanceDirectory(self._instances, environment_id)

@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,25 +73,32 @@ class InstanceDirectory:
             raise not_made(path, error) from error
         return path
 
-    def deliver(self, files: Mapping[str, bytes]) -> None:
+    def deliver(self, files: Mapping[str, bytes], links: Mapping[str, str]) -> None:
         """See Backend. Nobody but us has ever been able to write there, so that no name leads elsewhere."""
         for name, content in files.items():
             path = os.fsencode(f"{self.path}/workspace/{name}")
-            try:
+            with self._written():
                 os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)  # its gate; whoever waits there has it open
                 with open(os.open(path, flags, 0o644), "wb") as file:
                     file.write(content)
-            except OSError as error:
-                if error.errno == errno.ENAMETOOLONG:
-                    raise InvalidRequest(
-                        "the name of a file is too long", hint="at most 255 bytes"
-                    ) from error
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise not_made(self.path, error) from error
-                raise PlatformError(f"cannot write to {self.path}: {error.strerror}") from error
+        for name, target in links.items():  # last: a file must not be written through one
+            with self._written(), contextlib.suppress(FileExistsError):
+                os.symlink(target, f"{self.path}/workspace/{name}")
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        """Raises InvalidRequest, DiskFull, PlatformError."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise InvalidRequest("the name of a file is too long", hint="at most 255 bytes") from error
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise not_made(self.path, error) from error
+            raise PlatformError(f"cannot write to {self.path}: {error.strerror}") from error
 
     def listen(self) -> socket.socket:
         """Raises DiskFull, LaunchFailed."""

@@ -217,8 +217,10 @@ class NamespaceBackend:
     def gate(self, environment_id: str, name: str) -> str:
         return InstanceDirectory(self._instances, environment_id).gate(name)
 
-    async def deliver(self, environment_id: str, files: Mapping[str, bytes]) -> None:
-        await asyncio.to_thread(InstanceDirectory(self._instances, environment_id).deliver, files)
+    async def deliver(
+        self, environment_id: str, files: Mapping[str, bytes], links: Mapping[str, str]
+    ) -> None:
+        await asyncio.to_thread(InstanceDirectory(self._instances, environment_id).deliver, files, links)
 
     async def stop(self, environment_id: str) -> None:
         self._blanks.forget(environment_id)

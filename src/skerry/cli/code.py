@@ -6,7 +6,7 @@ import sys
 
 from skerry.cli.options import add_json
 from skerry.cli.parser import Verb
-from skerry.cli.terminal import say, show_json, show_table
+from skerry.cli.terminal import Sink, say, show_json, show_table
 from skerry.client.sync.client import Client
 from skerry.errors import InvalidRequest
 
@@ -66,10 +66,8 @@ def _run(args: SimpleNamespace) -> int:
     if args.json:
         show_json(result.to_dict())
     else:
-        sys.stdout.buffer.write(result.stdout_bytes)
-        sys.stdout.flush()
-        sys.stderr.buffer.write(result.stderr_bytes)
-        sys.stderr.flush()
+        Sink(1).write(result.stdout_bytes)
+        Sink(2).write(result.stderr_bytes)
         if result.stdout_truncated or result.stderr_truncated:
             say("skerry: the output was cut: it is longer than 1 MiB")
         if result.message:

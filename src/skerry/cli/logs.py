@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
-import os
-import sys
-
 from skerry.cli.options import add_environment, add_json, path_of
 from skerry.cli.parser import Verb
-from skerry.cli.terminal import clean_text
+from skerry.cli.terminal import Sink
 from skerry.client.sync.transport import Transport
 
 TYPE_CHECKING = False
@@ -32,7 +28,7 @@ def _logs(args: SimpleNamespace) -> int:
 
     query = {"follow": args.follow, "execution": args.execution}
     response = Transport().send("GET", f"{path_of(args.environment)}/logs", query=query)
-    sinks = {"stdout": _Sink(1), "stderr": _Sink(2)}
+    sinks = {"stdout": Sink(1), "stderr": Sink(2)}
     try:
         for line in response.lines():
             if args.json:
@@ -42,18 +38,6 @@ def _logs(args: SimpleNamespace) -> int:
     finally:
         response.close()
     return 0
-
-
-class _Sink:
-    """Where one stream goes: bytes as they are, but on a terminal only what it can show."""
-
-    def __init__(self, fd: int) -> None:
-        self._file = (sys.stdout if fd == 1 else sys.stderr).buffer
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode if os.isatty(fd) else None
-
-    def write(self, data: bytes) -> None:
-        self._file.write(data if self._decode is None else clean_text(self._decode(data)).encode())
-        self._file.flush()
 
 
 VERBS = {

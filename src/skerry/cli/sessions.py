@@ -7,7 +7,7 @@ import time
 
 from skerry.cli.options import add_environment, add_json, path_of
 from skerry.cli.parser import Verb
-from skerry.cli.terminal import ago, clean_text, say, show_json, show_table
+from skerry.cli.terminal import Sink, ago, clean_text, say, show_json, show_table
 from skerry.client.http1 import quote
 from skerry.client.sync.transport import Transport
 from skerry.models import decode_bytes
@@ -50,9 +50,8 @@ def _run(args: SimpleNamespace) -> int:
     if args.json:
         show_json(result)
         return int(result["exit_code"])
-    for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
-        stream.buffer.write(decode_bytes(result[name], result[f"{name}_encoding"]))
-        stream.buffer.flush()
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        Sink(fd).write(decode_bytes(result[name], result[f"{name}_encoding"]))
     for value in result["values"]:
         print(clean_text(value["data"].get("text/plain", "")))
     if result["raised"] is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import os
 import sys
 
 TYPE_CHECKING = False
@@ -54,6 +56,18 @@ def show_table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Non
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     for row in cells:
         print("  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip())
+
+
+class Sink:
+    """Where one stream goes: bytes as they are, but on a terminal only what it can show."""
+
+    def __init__(self, fd: int) -> None:
+        self._file = (sys.stdout if fd == 1 else sys.stderr).buffer
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode if os.isatty(fd) else None
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data if self._decode is None else clean_text(self._decode(data)).encode())
+        self._file.flush()
 
 
 def ago(seconds: float) -> str:

@@ -8,7 +8,7 @@ before the environment is removed; a few removals may be behind, not more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,7 +54,7 @@ class Code:
         self._images = images
         self._languages = Languages(home)
         self._toolchains = Toolchains(manager, Path(home, "caches"))
-        self._packages = Packages(manager, self._toolchains, Path(home, "packages"))
+        self._packages = Packages(manager, self._toolchains, Path(home, "packages"), self._with_room)
         self._running: set[Execution] = set()
         self._under_way: set[asyncio.Future[None]] = set()
         """One for each program, done when its environment is being removed."""
@@ -83,7 +83,8 @@ class Code:
                 layers = tuple(layer for layer in wanted if layer is not None)
                 environment = await self._environment(caller, program, language, image, layers)
                 try:
-                    await environment.backend.deliver(environment.id, tree)
+                    links = {} if found is None else found.links(environment)
+                    await environment.backend.deliver(environment.id, tree, links)
                     hit("code.delivered")
                     self._check_open()
                     command = _command(program, language, environment, cache, found)
@@ -143,12 +144,16 @@ class Code:
                 language=language,
             )
 
+        return await self._with_room(create)
+
+    async def _with_room(self, create: Callable[[], Awaitable[Environment]]) -> Environment:
+        """What `create` makes; if the quota leaves no room, once more when what has answered already is gone."""
         try:
             return await create()
         except QuotaExceeded:
             if not self._removing:
                 raise
-        await self.settle()  # the room may be taken by one whose program has answered already
+        await self.settle()
         return await create()
 
     def _remove(self, caller: Caller, environment: Environment) -> None:
@@ -199,9 +204,7 @@ def _command(
         place = f"{environment.instance.run_path}/{cache.name}"
         variables = {**variables, language.cache.variable: place}
     if packages is not None:
-        place = f"{environment.instance.run_path}/{packages.layer.name}"
-        path = environment.base_variables()["PATH"]
-        variables = {**variables, **packages.installer.found_by(place, path)}
+        variables = {**variables, **packages.variables(environment)}
     return replace(
         command,
         env=variables,

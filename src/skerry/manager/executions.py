@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, ClassVar
 
@@ -20,6 +19,7 @@ from skerry.manager.execution import READER_GRACE, Execution, Launch
 from skerry.manager.line import Line
 from skerry.manager.output import Head, Kept, Log, Recent
 from skerry.manager.records import Records
+from skerry.manager.room import Room
 from skerry.manager.sessions import Sessions
 from skerry.models import Outcome, Usage
 from skerry.store.executions import ExecutionRecord
@@ -28,15 +28,14 @@ RUNNING_MAX = 256
 REMEMBERED_MAX = 32
 RECENT_LIMIT = 64 << 10
 LARGE_MAX = 256 << 20
-"""Bytes of output, beyond the usual limit of each, that all executions of the daemon together may hold. No tenant gets
-more of it than what is left: whoever takes all he can get leaves something to the next."""
+"""Bytes of output, beyond the usual limit of each, that all executions of the daemon together may hold."""
 
 
 class Executions:
     """What runs in one environment, and the last that ran in the background."""
 
-    _large: ClassVar[Counter[str]] = Counter()
-    """Of all environments, by tenant: see LARGE_MAX."""
+    _large: ClassVar[Room] = Room(LARGE_MAX)
+    """Of all environments."""
 
     def __init__(
         self,
@@ -193,7 +192,7 @@ class Executions:
             )
             written.add_done_callback(_retrieve)
         if self.running.pop(execution.id, None) is not None:
-            Executions._large[self.tenant] -= execution.large
+            self._large.give_back(self.tenant, execution.large)
         self._touch()
         if line is not None:
             line.leave()
@@ -221,14 +220,12 @@ class Executions:
             raise Busy(
                 f"{RUNNING_MAX} executions are running in this environment", hint="wait for some to end"
             )
-        taken = Executions._large
-        if large and taken[self.tenant] + large > LARGE_MAX - taken.total():
+        if not self._large.take(self.tenant, large):
             raise Busy(
                 "too many executions ask for a large output", hint="wait, or lower output_limit, or stream it"
             )
         execution = Execution(self, caller, command, kept, launch)
         execution.large = large
-        taken[self.tenant] += large
         self.running[execution.id] = execution
         hit("execute.admitted")
         return execution

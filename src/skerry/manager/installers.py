@@ -50,10 +50,18 @@ class Installer:
     """In its words, when the registry is to blame."""
     _normal: Callable[[str], str | None]
     example: str
+    beside: tuple[str, ...] = ()
+    """What a program looks for in its own directory, whatever the variables say."""
 
     def normalized(self, requirements: Iterable[str]) -> tuple[str, ...]:
         """The same set, always written the same way. Raises InstallFailed."""
         return tuple(sorted({self._checked(text) for text in _counted(requirements)}))
+
+    def merged(self, before: tuple[str, ...], requirements: Iterable[str]) -> tuple[str, ...]:
+        """Both, as `normalized`; what names a package replaces what was said of it before. Raises InstallFailed."""
+        new = self.normalized(requirements)
+        names = {_named(text) for text in new}
+        return tuple(sorted({*new, *(text for text in before if _named(text) not in names)}))
 
     def argv(self, place: str, requirements: tuple[str, ...]) -> list[str]:
         return [*(word.replace("{place}", place) for word in self.command), *requirements]
@@ -66,13 +74,19 @@ class Installer:
     def _checked(self, text: str) -> str:
         if len(text) > REQUIREMENT_MAX:
             raise InstallFailed(f"a package's name and version have more than {REQUIREMENT_MAX} characters")
-        normal = None if _ARCHIVE.search(text) else self._normal(text.strip())
+        # With single spaces: patterns would try all the ways to divide many.
+        normal = None if _ARCHIVE.search(text) else self._normal(" ".join(text.split()))
         if normal is None:
             raise InstallFailed(
                 f"{printable(text)} is not a package that {self.name} can be asked for",
                 hint=f"a name, with versions if need be: {self.example}; no options, paths or URLs",
             )
         return normal
+
+
+def _named(normal: str) -> str:
+    """The package that a requirement, as `normalized`, is for."""
+    return re.split(r"(?<!^)[@\[=~!<> ]", normal, maxsplit=1)[0]
 
 
 def _counted(requirements: Iterable[str]) -> list[str]:
@@ -148,6 +162,7 @@ INSTALLERS = {
         ),
         _normal=_npm,
         example="'lodash@^4.17'",
+        beside=("node_modules",),  # `import` knows no NODE_PATH
     ),
 }
 """By the name that a language calls them by."""

@@ -13,6 +13,7 @@ import json
 import os
 import stat
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,8 +63,8 @@ class Layers:
         self._all: list[Kept] = []
         self._current: dict[str, Kept] = {}
         self._doomed: list[Path] = []
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._load()
+        with contextlib.suppress(FileNotFoundError):
+            self._load()
 
     def find(self, key: str) -> Kept | None:
         """What is there and not too old."""
@@ -91,6 +92,7 @@ class Layers:
 
         Raises InvalidRequest for a dishonest archive, LimitReached, DiskFull, OSError.
         """
+        self.directory.mkdir(mode=0o700, exist_ok=True)
         name = f"{key}-{new_id()}"
         staging = self.directory / f"{_STAGING}{name}"
         try:
@@ -114,6 +116,11 @@ class Layers:
         self._all.append(made)
         self._current[made.key] = made
         self._tidy(made)
+
+    def file(self) -> BinaryIO:
+        """One without a name, for an archive. Raises OSError."""
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        return tempfile.TemporaryFile(dir=self.directory)
 
     def archive(self, found: Kept, file: BinaryIO) -> None:
         """Fill a file with a tar of it, and go back to its beginning. To be called in a thread. Raises OSError."""
@@ -141,12 +148,13 @@ class Layers:
                 about = json.loads((place / _ABOUT).read_text())
                 found = Kept(about["key"], place, about["size"], about["made"], place.stat().st_mtime)
             except (OSError, ValueError, KeyError, TypeError):
-                remove_tree(place)
+                self._doomed.append(place)
                 continue
             self._all.append(found)
         for found in sorted(self._all, key=lambda one: one.made):
             self._current[found.key] = found
         self._tidy(None)
+        self.clean()
 
     def _tidy(self, spared: Kept | None) -> None:
         """Remove what was replaced, and then as much as has to go, but nothing that is held."""
@@ -185,7 +193,7 @@ def _entries(tree: Path) -> Iterator[tuple[str, int, str, os.stat_result]]:
 
 
 def _own(tree: Path) -> int:
-    """Let it all belong to us, and everybody read it; how many bytes of the disk it takes."""
+    """Let it all belong to us, and everybody read it; how many bytes of the disk it takes at most."""
     seen: set[int] = set()
     size = 0
     for _, dir_fd, name, status in _entries(tree):
@@ -194,7 +202,7 @@ def _own(tree: Path) -> int:
             runs = stat.S_ISDIR(status.st_mode) or status.st_mode & stat.S_IXUSR
             os.chmod(name, 0o755 if runs else 0o644, dir_fd=dir_fd)
         if status.st_ino not in seen:
-            size += status.st_blocks * 512
+            size += max(status.st_size, status.st_blocks * 512)  # a tar has holes in full
         seen.add(status.st_ino)
     tree.chmod(0o755)
     return size

@@ -13,10 +13,9 @@ import hashlib
 import json
 import os
 import tarfile
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,9 @@ from typing import Any, BinaryIO
 import structlog
 
 from skerry.backends.base import Layer
+from skerry.backends.instances import not_made
 from skerry.errors import (
+    Busy,
     DaemonUnavailable,
     FileConflict,
     FileMissing,
@@ -45,6 +46,7 @@ from skerry.manager.environment import Environment
 from skerry.manager.environments import EnvironmentManager
 from skerry.manager.installers import INSTALLERS, Installer
 from skerry.manager.layers import Kept, Layers
+from skerry.manager.room import Room
 from skerry.manager.toolchains import SPARE, Toolchains
 from skerry.models import ExecutionResult, Outcome
 from skerry.policy import GIB, Limits, Policy, format_size
@@ -55,6 +57,8 @@ LIMITS = Limits(cpus=float(os.cpu_count() or 1), memory=2 * GIB, disk=4 * GIB, p
 WORDS_MAX = 2000
 """Characters of what an installer says that a caller is told: the last ones, as its reasons come last."""
 ARCHIVE_MAX = 4 * GIB
+STAGED_MAX = 8 * GIB
+"""Bytes of archives between environments and the disk: one may be as slow as it likes, and meanwhile they are there."""
 CHUNK = 1 << 17
 NOT_FOUND = 127
 
@@ -72,15 +76,38 @@ class Found:
     def layer(self) -> Layer:
         return Layer(f"{self.installer.name}-packages", str(self.kept.tree))
 
+    def variables(self, environment: Environment) -> dict[str, str]:
+        """With which a program in an environment that has the layer finds them."""
+        return self.installer.found_by(self._place(environment), environment.base_variables()["PATH"])
+
+    def links(self, environment: Environment) -> dict[str, str]:
+        """What must lie beside the program for the same."""
+        return {name: f"{self._place(environment)}/{name}" for name in self.installer.beside}
+
+    def _place(self, environment: Environment) -> str:
+        assert environment.instance is not None
+        return f"{environment.instance.run_path}/{self.layer.name}"
+
 
 class Packages:
-    """`directory` is for what was installed, and belongs to this object alone."""
+    """`directory` is for what was installed, and belongs to this object alone.
 
-    def __init__(self, manager: EnvironmentManager, toolchains: Toolchains, directory: Path) -> None:
+    `with_room` is called with what makes an environment, and makes it when the tenant's quota has room.
+    """
+
+    def __init__(
+        self,
+        manager: EnvironmentManager,
+        toolchains: Toolchains,
+        directory: Path,
+        with_room: Callable[[Callable[[], Awaitable[Environment]]], Awaitable[Environment]],
+    ) -> None:
+        self._with_room = with_room
         self._manager = manager
         self._toolchains = toolchains
         self._layers = Layers(directory)
         self._installing: dict[str, asyncio.Task[None]] = {}
+        self._staged = Room(STAGED_MAX)
         self._closing = False
 
     @asynccontextmanager
@@ -89,7 +116,7 @@ class Packages:
     ) -> AsyncIterator[Found | None]:
         """These packages, installed now if they are not yet, and there until the block ends; None for none.
 
-        Raises InvalidRequest (the language has none), InstallFailed, RegistryUnavailable, LimitReached,
+        Raises InvalidRequest (the language has none), InstallFailed, RegistryUnavailable, LimitReached, Busy,
         DaemonUnavailable, and what `EnvironmentManager.create` does.
         """
         if not requirements:
@@ -108,22 +135,25 @@ class Packages:
     async def bring(self, caller: Caller, ref: str, language: Language, requirements: Sequence[str]) -> None:
         """Put packages into the workspace of an environment, where what starts from now on finds them.
 
+        They are resolved together with those that were brought there before, so that none takes another's place.
         Raises what `held` and `EnvironmentManager.running` do, and FileConflict, DiskFull.
         """
         environment, executions = self._manager.running(caller, ref)
-        sessions, policy = executions.sessions, environment.policy
-        async with self.held(caller, environment.image, language, requirements, policy.isolation) as found:
-            if found is None:
-                return
-            async with sessions.bringing:
-                if found.kept.place in sessions.brought:
+        sessions, isolation = executions.sessions, environment.policy.isolation
+        installer = installer_of(language)
+        async with sessions.bringing:
+            there, place = sessions.brought.get(installer.name, ((), None))
+            wanted = installer.merged(there, requirements)
+            async with self.held(caller, environment.image, language, wanted, isolation) as found:
+                if found is None or found.kept.place == place:
                     return
                 assert environment.instance is not None
-                place = f"{environment.instance.workspace_path}/{found.installer.folder}"
-                with tempfile.TemporaryFile(dir=self._layers.directory) as archive:
+                folder = f"{environment.instance.workspace_path}/{installer.folder}"
+                with self._archive(caller.tenant) as (archive, more):
+                    more(found.kept.size)
                     await asyncio.to_thread(self._layers.archive, found.kept, archive)
-                    await files.untar(executions.channel, place, _chunks(archive))
-                sessions.brought.add(found.kept.place)
+                    await files.untar(executions.channel, folder, _chunks(archive))
+                sessions.brought[installer.name] = wanted, found.kept.place
 
     async def close(self) -> None:
         """Give up what is being installed."""
@@ -171,8 +201,8 @@ class Packages:
             result = await executions.prepare(caller, command).run()
             if not result.ok:
                 raise _fault(image, installer, result)
-            with tempfile.TemporaryFile(dir=self._layers.directory) as archive:
-                await self._take(caller, environment, place, archive)
+            with self._archive(caller.tenant) as (archive, more):
+                await self._take(caller, environment, place, archive, more)
                 self._layers.add(await asyncio.to_thread(self._layers.make, key, archive))
         await asyncio.to_thread(self._layers.clean)
         log.info(
@@ -183,13 +213,39 @@ class Packages:
             seconds=round(time.monotonic() - began, 1),
         )
 
-    async def _take(self, caller: Caller, environment: Environment, place: str, archive: BinaryIO) -> None:
-        """What was installed, as a tar. Raises InstallFailed, LimitReached, OSError, GuestFailed."""
+    @contextmanager
+    def _archive(self, tenant: str) -> Iterator[tuple[BinaryIO, Callable[[int], None]]]:
+        """A file until the block ends, and what is to be told before so many bytes are added to it.
+
+        Raises Busy, and for an OSError DiskFull or LaunchFailed.
+        """
+        with self._staged.held(tenant) as held:
+
+            def more(count: int) -> None:
+                if not held(count):
+                    raise Busy("too many packages are on their way", hint="try again when some have arrived")
+
+            try:
+                with self._layers.file() as file:
+                    yield file, more
+            except OSError as error:
+                raise not_made(str(self._layers.directory), error) from error
+
+    async def _take(
+        self,
+        caller: Caller,
+        environment: Environment,
+        place: str,
+        archive: BinaryIO,
+        more: Callable[[int], None],
+    ) -> None:
+        """What was installed, as a tar. Raises InstallFailed, LimitReached, Busy, GuestFailed."""
         async with self._manager.using(caller, environment.id, "file.download", path=place) as use:
             try:
                 async for chunk in files.tar(use.channel, place, contents=True):
                     if archive.tell() > ARCHIVE_MAX:
                         raise LimitReached(f"the packages take more than {format_size(ARCHIVE_MAX)}")
+                    more(len(chunk))
                     await asyncio.to_thread(archive.write, chunk)
             except FileConflict as error:  # a file that its owner cannot read, say
                 raise InstallFailed(f"what was installed cannot be kept: {error.message}") from error
@@ -201,7 +257,8 @@ class Packages:
     async def _environment(
         self, caller: Caller, image: Image, installer: Installer, isolation: str
     ) -> AsyncIterator[Environment]:
-        environment = await self._manager.create(
+        create = partial(
+            self._manager.create,
             caller,
             image=image.ref,
             policy=Policy(isolation=isolation, network="allowlist", allow=(installer.preset,), limits=LIMITS),
@@ -209,6 +266,7 @@ class Packages:
             idle=SPARE,
             survives=False,
         )
+        environment = await self._with_room(create)
         try:
             yield environment
         finally:

@@ -1,10 +1,10 @@
 """Pools: environments that were started before anybody asked for them.
 
 An entry is complete but for what makes it somebody's. It was started with its image and with all of its policy that
-cannot be changed later, its guest is connected, and nothing has ever run in it. When it is handed out, limits are set,
-the network is opened and everything is written down by the code that does so for one that is started then. It is used
-once. It has no row: should the daemon be killed, its guest ends by itself soon after, and the next daemon sweeps what
-is left.
+cannot be changed later, its guest is connected, and nothing but `true` has ever run in it, or an interpreter that
+waits for its program. When it is handed out, limits are set, the network is opened and everything is written down by
+the code that does so for one that is started then. It is used once. It has no row: should the daemon be killed, its
+guest ends by itself soon after, and the next daemon sweeps what is left.
 
 The maximum of a pool holds for all environments of its kind, also for those that were started when somebody asked.
 Whoever comes when so many are there waits in line for one to end.
@@ -34,7 +34,7 @@ from skerry.errors import (
     SkerryError,
 )
 from skerry.failpoints import hit
-from skerry.guest.channel import Channel, Start
+from skerry.guest.channel import Channel, Exit, Start
 from skerry.images.store import Image, ImageStore
 from skerry.languages import Language
 from skerry.manager.commands import base_variables, program_command
@@ -180,12 +180,14 @@ class Pool:
         """
         if self._closed:
             raise DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.append(turn)
-        self._call_next()
+        turn: asyncio.Future[None] | None = None
+        if self._line or (self._full() and not self._ready):
+            turn = asyncio.get_running_loop().create_future()
+            self._line.append(turn)
         try:
-            async with asyncio.timeout(WAIT_MAX):
-                await turn
+            if turn is not None:
+                async with asyncio.timeout(WAIT_MAX):
+                    await turn
             entry = self._find(digest) if ready else None
             if entry is None and self._ready and self._full():  # those are not for this one
                 self._discard(self._ready.pop(next(iter(self._ready))))
@@ -199,7 +201,8 @@ class Pool:
                 hint="try again later; `maximum` in pools.toml in the daemon's home says how many there may be",
             ) from None
         finally:
-            self._line.remove(turn)
+            if turn is not None:
+                self._line.remove(turn)
             self._call_next()
         self._used_at = self._clock.time()
         self.refill(REFILL_AFTER)
@@ -306,8 +309,12 @@ class Pool:
                 await channel.ping()
                 await backend.usage(id_, io=False)  # which opens its counters: the first command needs them
                 entry = Entry(id_, image.digest, backend, instance, channel, self._clock.time())
-                if settings.language is not None:
-                    entry.warm = await self._warm_up(settings.language, image, entry)
+                variables = base_variables(image.env, instance.workspace_path, {})
+                if settings.language is None:
+                    # The kernel has then looked up and read what every program needs: half a millisecond.
+                    await _run_true(channel, variables)
+                else:
+                    entry.warm = await self._warm_up(settings.language, variables, entry)
             return entry
         except BaseException as error:
             try:
@@ -319,9 +326,9 @@ class Pool:
                 raise LaunchFailed(f"it did not start within {START_TIMEOUT:g} s") from error
             raise
 
-    async def _warm_up(self, language: Language, image: Image, entry: Entry) -> Warm:
+    async def _warm_up(self, language: Language, variables: dict[str, str], entry: Entry) -> Warm:
         command = program_command(language, entry.instance, self._settings.policy.limits.cpus)
-        start = command.start(base_variables(image.env, entry.instance.workspace_path, {}))
+        start = command.start(variables)
         return await warm_up(entry.channel, start, entry.backend.gate(entry.id, language.file))
 
     def _died(self, entry: Entry, why: str) -> None:
@@ -395,8 +402,7 @@ class Pool:
         async with self._turn:
             entry = await self._make()
         try:
-            process = await entry.channel.start(Start(argv=["true"], env={"PATH": "/usr/bin:/bin"}))
-            ended = await process.wait()
+            ended = await _run_true(entry.channel, {"PATH": "/usr/bin:/bin"})
             if ended.code:
                 raise GuestFailed(f"`true` ended with {ended.code}")
         finally:
@@ -442,6 +448,11 @@ class Pool:
         async with self._turn:
             ready, self._ready = list(self._ready.values()), {}
         await asyncio.gather(*map(self._remove, ready), *self._discarding)
+
+
+async def _run_true(channel: Channel, variables: dict[str, str]) -> Exit:
+    process = await channel.start(Start(argv=["true"], env=variables))
+    return await process.wait()
 
 
 class Pools:

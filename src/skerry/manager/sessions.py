@@ -129,7 +129,7 @@ class Interpreter:
     async def look_for_packages(self) -> None:
         """Those that came after its interpreter was started. One that has crashed finds them when it is restarted.
 
-        Raises Busy.
+        It waits for its turn, as calls do. Raises Busy.
         """
         if self.runner.finds_packages:
             with contextlib.suppress(Conflict):
@@ -252,8 +252,8 @@ class Sessions:
         self.ended_with_daemon = False
         """Whether the environment is older than this daemon: those of the earlier one are gone."""
         self.bringing = asyncio.Lock()
-        self.brought: set[Path] = set()
-        """The packages that are in the workspace, and one at a time is brought there: see `Packages.bring`."""
+        self.brought: dict[str, tuple[tuple[str, ...], Path]] = {}
+        """What is in the workspace, by installer, and where it is from, for `Packages.bring`: one at a time."""
 
     async def open(
         self,
@@ -264,11 +264,8 @@ class Sessions:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
-        packages: bool = False,
     ) -> Session:
         """A new session that can be used; or the one that has this id already, as it is.
-
-        `packages` says that some were brought, which one that runs already must look for.
 
         Raises InvalidRequest, Conflict (the id is that of another language's), LimitReached, GuestFailed.
         """
@@ -285,8 +282,6 @@ class Sessions:
             if (found := self._all.get(session_id)) is not None:
                 if found.language != language:
                     raise Conflict(f"session {session_id!r} is one in {found.language}")
-                if packages and isinstance(found, Interpreter):
-                    await found.look_for_packages()
                 return found
             if len(self._all) >= SESSIONS_MAX:
                 raise LimitReached(

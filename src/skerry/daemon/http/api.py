@@ -6,7 +6,7 @@ all others as `internal`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from secrets import token_hex
 from typing import Any
 from urllib.parse import unquote
@@ -33,8 +33,12 @@ from skerry.errors import (
     UnsupportedMediaType,
 )
 from skerry.manager.caller import Caller
+from skerry.manager.room import Room
 
 PATH_TOLD = 200
+BODY_USUAL = 1 << 20
+BODIES_MAX = 256 << 20
+"""Bytes of JSON that each request may bring, and hold until it is answered; and, beyond those, all together."""
 
 
 class _Node:
@@ -54,6 +58,7 @@ class Api:
 
     def __init__(self, engine: Engine, operations: Iterable[Operation]) -> None:
         self._engine = engine
+        self._bodies = Room(BODIES_MAX)
         self._root = _Node()
         for operation in operations:
             self._add(operation)
@@ -95,9 +100,13 @@ class Api:
             telling.answered(error.status)
             await _identified(problem(error), request_id)(scope, receive, send)
             return
-        with self._engine.gate.under_way(caller, scope):
+        with (
+            self._engine.gate.under_way(caller, scope),
+            self._bodies.held(caller.tenant, BODY_USUAL) as more,
+        ):
             try:
-                answer = await self._answer(Call(self._engine, caller, scope, receive), operation, arguments)
+                call = Call(self._engine, caller, scope, receive)
+                answer = await self._answer(call, operation, arguments, more)
             except SkerryError as error:
                 answer = problem(error)
             except ClientDisconnect:
@@ -108,7 +117,9 @@ class Api:
             telling.answered(answer.status_code)
             await _identified(answer, request_id)(scope, receive, send)
 
-    async def _answer(self, call: Call, operation: Operation, arguments: dict[str, Any]) -> Response:
+    async def _answer(
+        self, call: Call, operation: Operation, arguments: dict[str, Any], more: Callable[[int], bool]
+    ) -> Response:
         raw_query = call.scope["query_string"]
         if raw_query or operation.query:
             arguments |= operation.defaults
@@ -116,7 +127,7 @@ class Api:
         if operation.body is not None or operation.uploads:
             given = call.media_type()
             if operation.body is not None and given in ("", JSON):
-                arguments["body"] = await read_json(call.receive, operation.body)
+                arguments["body"] = await read_json(call.receive, operation.body, more)
             elif given and given not in operation.uploads:
                 raise _unsupported(operation, given)
             elif operation.body is not None:

@@ -20,6 +20,7 @@ from skerry._version import VERSION
 from skerry.daemon.http.operations import EVENTS, JSON, NDJSON, Operation, Parameter
 from skerry.daemon.http.schemas import Problem
 from skerry.errors import (
+    Busy,
     Denied,
     InvalidRequest,
     LimitReached,
@@ -106,7 +107,7 @@ def errors(operation: Operation) -> list[type[SkerryError]]:
     if "{" in operation.path or operation.query or operation.headers or operation.body or operation.websocket:
         found.append(InvalidRequest)
     if operation.body is not None or operation.uploads:
-        found += [InvalidRequest, LimitReached, UnsupportedMediaType]
+        found += [InvalidRequest, LimitReached, Busy, UnsupportedMediaType]
     return sorted(set(found), key=lambda error: (error.status, error.code))
 
 

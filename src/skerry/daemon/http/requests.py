@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError, WithJso
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from skerry.errors import InvalidRequest, LimitReached
+from skerry.errors import Busy, InvalidRequest, LimitReached
 
 if TYPE_CHECKING:
     from skerry.daemon.http.operations import Parameter
@@ -42,9 +42,17 @@ class Body(BaseModel):
 AnyBody = TypeVar("AnyBody", bound=Body)
 
 
-async def read_json(receive: Receive, model: type[AnyBody]) -> AnyBody:
-    """Raises InvalidRequest, LimitReached, ClientDisconnect."""
-    return parse(model, b"".join([chunk async for chunk in read_raw(receive, JSON_LIMIT)]))
+async def read_json(receive: Receive, model: type[AnyBody], more: Callable[[int], bool]) -> AnyBody:
+    """`more` says whether there is room for so many bytes.
+
+    Raises InvalidRequest, LimitReached, Busy, ClientDisconnect.
+    """
+    chunks = []
+    async for chunk in read_raw(receive, JSON_LIMIT):
+        if not more(len(chunk)):
+            raise Busy("too many large requests are under way", hint="try again when some have been answered")
+        chunks.append(chunk)
+    return parse(model, b"".join(chunks))
 
 
 def parse(model: type[AnyBody], text: bytes | str) -> AnyBody:

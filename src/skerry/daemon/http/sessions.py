@@ -23,7 +23,7 @@ from skerry.errors import Busy, FileConflict, LanguageNotFound, LimitReached, Se
 from skerry.manager.calls import Code
 from skerry.manager.environments import Use
 from skerry.manager.output import STREAM_NAMES
-from skerry.manager.sessions import LANGUAGES
+from skerry.manager.sessions import LANGUAGES, Interpreter
 from skerry.models import Outcome, SessionResult, encode_bytes
 from skerry.policy import parse_size
 
@@ -85,8 +85,9 @@ async def open_session(call: Call, environment_id: str, body: OpenSession) -> Re
             cwd=body.cwd,
             env=env,
             secrets=secrets,
-            packages=bool(body.packages),
         )
+        if body.packages and isinstance(session, Interpreter):  # it may have been open before
+            await session.look_for_packages()
         use.told["session_id"] = session.id
     return reply(session.info.to_dict(), 201)
 
