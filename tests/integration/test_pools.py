@@ -281,6 +281,12 @@ def test_shrink_and_health(options: tuple[str, ...]) -> None:
         assert daemon.call("POST", "/pools/default/warmup", {"count": 7}, expect=400)["hint"]
         assert daemon.call("POST", "/pools/nothing/warmup", {"count": 1}, expect=404)["code"] == "not_found"
         assert daemon.call("POST", "/pools/default/warmup", {"count": -1}, expect=400)
+        _, _, told = daemon.raw("GET", "/audit?kind=intent")
+        acts = [(row["action"], row["detail"]["pool"]) for row in map(json.loads, told.splitlines())]
+        assert [act for act in acts if act[0] == "pool.health"] == [
+            ("pool.health", "default"),
+            ("pool.health", "other"),
+        ]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from skerry.manager import calls
+from skerry.manager.caller import Caller
 from skerry.manager.calls import Call
+from skerry.manager.sessions import Sessions
 
 
 def test_whoever_takes_all_that_there_is_leaves_something(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +36,27 @@ def test_whoever_takes_all_that_there_is_leaves_something(monkeypatch: pytest.Mo
         for call in (*greedy, modest):
             call._leave()
         assert Call._held == 0
+
+    asyncio.run(main())
+
+
+def test_a_close_that_takes_long_leaves_a_new_session_of_the_same_id_alone() -> None:
+    async def main() -> None:
+        closing = asyncio.Event()
+
+        async def close(_: Caller) -> None:
+            await closing.wait()
+
+        anything: Any = SimpleNamespace(close=close)
+        new: Any = SimpleNamespace()
+        sessions = Sessions(anything)
+        sessions._all["one"] = anything
+        close_one = asyncio.create_task(sessions.close(Caller(), "one"))
+        await asyncio.sleep(0)
+        sessions._all["one"] = new
+        closing.set()
+        await close_one
+        assert sessions.find("one") is new
 
     asyncio.run(main())
 

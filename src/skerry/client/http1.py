@@ -57,9 +57,8 @@ def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -
     """Raises InvalidRequest for one that no daemon takes."""
     lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
     head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-    if (
-        len(head) > HEAD_MAX
-    ):  # it would be told so, but not hear it: it is still sending when the connection is closed
+    if len(head) > HEAD_MAX:
+        # It would be told so, but not hear it: it is still sending when the connection is closed.
         raise InvalidRequest(
             "a name or path is too long", hint=f"at most {HEAD_MAX} bytes for all of a request"
         )

@@ -227,8 +227,8 @@ class Lifecycle:
                 await asyncio.wait((environment.creating,))
             if environment.watching is not None:
                 environment.watching.cancel()
-            if environment.recorded and not environment.program:
-                # From here on there is no way back, for the next daemon neither. It removes programs anyway.
+            if environment.recorded and environment.survives:
+                # From here on there is no way back, for the next daemon neither (which removes what does not survive).
                 await self._write(environment, State.DELETING)
             hit("delete.noted")
             try:
