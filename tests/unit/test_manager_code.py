@@ -255,21 +255,26 @@ class Full(StubRecords):
         return super().created(environment, intent)
 
 
+@pytest.mark.parametrize("when", ["after the refusal", "while the refused one is taken away"])
 @asynchronous
-async def test_room_that_a_program_before_still_takes_is_waited_for(tmp_path: Path) -> None:
+async def test_room_that_a_program_before_still_takes_is_waited_for(tmp_path: Path, when: str) -> None:
     records = Full()
     world = World(tmp_path, records)
     stop = world.backend.stop
     slowly = False
+    gone = asyncio.Event()
 
     async def freeing(environment_id: str) -> None:
         mine = environment_id in records.made
-        if slowly and mine:
-            await records.refused.wait()
+        event = records.refused if mine else gone if when != "after the refusal" else None
+        if slowly and event is not None:
+            await event.wait()
             for _ in range(100):
                 await asyncio.sleep(0)
         await stop(environment_id)
         records.room += mine
+        if mine:
+            gone.set()
 
     world.backend.stop = freeing  # type: ignore[method-assign]
     first = asyncio.create_task(world.run())

@@ -148,10 +148,11 @@ class Code:
 
     async def _with_room(self, create: Callable[[], Awaitable[Environment]]) -> Environment:
         """What `create` makes; if the quota leaves no room, once more when what has answered already is gone."""
+        before = tuple(self._removing)  # gone perhaps when `create` returns, but not when the room was looked at
         try:
             return await create()
         except QuotaExceeded:
-            if not self._removing:
+            if not before and not self._removing:
                 raise
         await self.settle()
         return await create()
