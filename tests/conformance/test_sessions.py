@@ -46,6 +46,7 @@ def sessions_of(box: Box) -> Executions:
         dict(ENV),
         touch=lambda: None,
         lost=lambda reason: None,
+        secluded=lambda: False,
     )
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import queue
+import sqlite3
 import stat
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -206,7 +210,83 @@ def test_many_may_open_an_empty_store_at_once(store_url: str) -> None:
     asyncio.run(test())
 
 
-def test_the_files_of_sqlite_are_private_and_every_commit_is_synced(tmp_path: Path) -> None:
+class Disk:
+    """What syncs a file: each time that the test says so, and with the error that it has."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.may = threading.Semaphore(0)
+        self.error = 0
+        self._fdatasync = os.fdatasync
+        monkeypatch.setattr(os, "fdatasync", self._sync)
+
+    def _sync(self, fd: int) -> None:
+        self.asked.put(os.readlink(f"/proc/self/fd/{fd}"))
+        assert self.may.acquire(timeout=30)
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
+        self._fdatasync(fd)
+
+    async def wanted(self) -> str:
+        return await asyncio.to_thread(self.asked.get, timeout=30)
+
+
+def test_nobody_is_told_before_the_disk_has_it_unless_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(store: Store) -> None:
+        disk = Disk(monkeypatch)
+        write = store.write(lambda tx: quotas.put(tx, Quota(tenant="t")))
+        assert await disk.wanted() == f"{tmp_path}/store.db-wal"
+        early = store.write_early(lambda tx: quotas.put(tx, Quota(tenant="u")))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(write), 0.05)  # enough for a premature answer to arrive
+        disk.may.release()
+        await write
+        await early.committed
+        assert await disk.wanted() == f"{tmp_path}/store.db-wal"
+        # The next transaction does not wait for the disk.
+        next = store.write_early(lambda tx: quotas.get(tx, "u"))
+        assert (await next.committed) is not None
+        assert not early.synced.done()
+        disk.may.release(2)
+        await early.synced
+        await next.synced
+        disk.may.release(100)
+
+    on(f"sqlite://{tmp_path}/store.db", test)
+
+
+def test_what_the_disk_does_not_take_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(tenant: str) -> Callable[[Connection], None]:
+        return lambda tx: quotas.put(tx, Quota(tenant=tenant))
+
+    async def test(store: Store) -> None:
+        disk = Disk(monkeypatch)
+        disk.may.release(100)
+        await store.write(put("before"))
+        await store.read(lambda tx: quotas.get(tx, "before"))  # or closing the last connection would do it all
+        disk.error = errno.EIO
+        early = store.write_early(put("a"))
+        await early.committed
+        with pytest.raises(StoreUnavailable, match="cannot be synced") as caught:
+            await early.synced
+        assert caught.value.detail == {"written": "unknown"}
+        with pytest.raises(StoreUnavailable, match="cannot be synced"):
+            await store.write(put("b"))
+        disk.error = 0
+        await store.write(put("c"))
+        # What could not be synced is in the database itself, or would be lost with what came after it.
+        log = tmp_path / "store.db-wal"
+        with sqlite3.connect(f"file:{tmp_path}/store.db?immutable=1", uri=True) as without_log:
+            there = {tenant for (tenant,) in without_log.execute("SELECT tenant FROM quotas")}
+        assert {"before", "a", "b"} <= there
+        assert log.stat().st_size > 0
+
+    on(f"sqlite://{tmp_path}/store.db", test)
+
+
+def test_the_files_of_sqlite_are_private(tmp_path: Path) -> None:
     path = tmp_path / "made" / "store.db"
 
     async def test(store: Store) -> None:
@@ -217,7 +297,7 @@ def test_the_files_of_sqlite_are_private_and_every_commit_is_synced(tmp_path: Pa
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         pragmas = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
         found = await store.write(lambda tx: [tx.rows(f"PRAGMA {name}")[0][0] for name in pragmas])
-        assert found == ["wal", 2, 1, 5000]
+        assert found == ["wal", 1, 1, 5000]
 
     before = os.umask(0)
     try:

@@ -23,6 +23,7 @@ from skerry.manager.pools import Settings
 from skerry.manager.records import Records
 from skerry.models import Enforcement, Outcome, State, Usage
 from skerry.policy import Policy
+from skerry.store import Written
 from skerry.store.audit import AuditRow, Entry
 from skerry.store.environments import EnvironmentRecord
 from skerry.store.executions import ExecutionRecord
@@ -343,10 +344,10 @@ class StubImage:
 class StubRecords:
     """Takes note of everything at once, and remembers nothing."""
 
-    def created(self, environment: Environment, intent: Entry) -> asyncio.Future[str | None]:
+    def created(self, environment: Environment, intent: Entry) -> Written[str | None]:
         future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         future.set_result(None)
-        return future
+        return Written(future, self._done())
 
     def changed(
         self, environment: Environment, state: State, entry: Entry | None = None
@@ -355,6 +356,9 @@ class StubRecords:
 
     def audit(self, tenant: str, entry: Entry, *, later: bool = False) -> asyncio.Future[None]:
         return self._done()
+
+    def audit_early(self, tenant: str, entry: Entry) -> Written[None]:
+        return Written(self.audit(tenant, entry), self._done())
 
     def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]:
         return self._done()

@@ -23,6 +23,7 @@ from skerry.manager.environment import Environment
 from skerry.manager.programs import Program
 from skerry.manager.toolchains import Toolchains
 from skerry.models import Outcome
+from skerry.store import Written
 from skerry.store.audit import Entry
 from tests.unit.stubs import (
     CALLER,
@@ -246,7 +247,7 @@ class Full(StubRecords):
         self.made: set[str] = set()
         self.refused = asyncio.Event()
 
-    def created(self, environment: Environment, intent: Entry) -> asyncio.Future[str | None]:
+    def created(self, environment: Environment, intent: Entry) -> Written[str | None]:
         if self.room == 0:
             self.refused.set()
             raise QuotaExceeded("full")

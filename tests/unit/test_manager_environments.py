@@ -25,6 +25,7 @@ from skerry.manager.caller import Caller
 from skerry.manager.commands import Command
 from skerry.manager.environment import Environment
 from skerry.models import Outcome, State
+from skerry.store import Written
 from skerry.store.audit import Entry
 from skerry.store.environments import EnvironmentRecord
 from tests.unit.stubs import (
@@ -275,7 +276,7 @@ async def test_idle_time_counts_from_the_end_of_the_last_use() -> None:
     process.end()
     await running
     clock.advance(9)
-    async with manager.using(CALLER, environment.id, "file.stat"):
+    async with manager.using(CALLER, environment.id, "file.stat", {}):
         clock.advance(50)
     clock.advance(9)
     assert environment.info.state == "running"
@@ -453,10 +454,10 @@ async def test_what_cannot_be_understood_is_left_alone() -> None:
 @asynchronous
 async def test_nothing_is_made_for_a_tenant_that_has_no_room() -> None:
     class Full(StubRecords):
-        def created(self, environment: Environment, intent: Entry) -> asyncio.Future[str | None]:
+        def created(self, environment: Environment, intent: Entry) -> Written[str | None]:
             future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
             future.set_exception(QuotaExceeded("the quota is used up"))
-            return future
+            return Written(future, self._done())
 
     backend = StubBackend()
     started: list[str] = []

@@ -22,6 +22,7 @@ from skerry.manager.environment import Environment
 from skerry.manager.environments import EnvironmentManager
 from skerry.manager.records import Key
 from skerry.models import State
+from skerry.store import Written
 from skerry.store.audit import Entry
 from tests import histories
 from tests.histories import History
@@ -95,7 +96,7 @@ class SlowRecords(StubRecords):
         self._names: dict[str, str] = {}
         self.states: dict[str, str] = {}
 
-    def created(self, environment: Environment, intent: Entry) -> asyncio.Future[str | None]:
+    def created(self, environment: Environment, intent: Entry) -> Written[str | None]:
         def commit() -> str | None:
             key = environment.key
             if key is not None and key.text in self._keys:
@@ -112,7 +113,7 @@ class SlowRecords(StubRecords):
             self.states[environment.id] = "running"
             return None
 
-        return self._submit(commit)
+        return Written(self._submit(commit), self._done())
 
     def changed(
         self, environment: Environment, state: State, entry: Entry | None = None
@@ -214,7 +215,7 @@ class World:
     async def use(self, environment: str) -> None:
         with self.history.call("use", environment=environment) as call:
             try:
-                async with self.manager.using(CALLER, environment, "file.stat"):
+                async with self.manager.using(CALLER, environment, "file.stat", {}):
                     await self.scheduler.pause()
             except SkerryError as error:
                 call.error = error.code

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from skerry.errors import SkerryError
 from skerry.manager.records import StoredRecords
 from skerry.models import Outcome, State
-from skerry.store import Store
+from skerry.store import Store, Written
 from skerry.store.audit import Entry
 
 if TYPE_CHECKING:
@@ -121,8 +121,10 @@ class MeasuredRecords(StoredRecords):
         super().__init__(store, host)
         self._metrics = metrics
 
-    def created(self, environment: Environment, intent: Entry) -> asyncio.Future[str | None]:
-        return self._watched(super().created(environment, intent), intent)
+    def created(self, environment: Environment, intent: Entry) -> Written[str | None]:
+        written = super().created(environment, intent)
+        self._watched(written.synced, intent)
+        return written
 
     def changed(
         self, environment: Environment, state: State, entry: Entry | None = None
@@ -131,6 +133,11 @@ class MeasuredRecords(StoredRecords):
 
     def audit(self, tenant: str, entry: Entry, *, later: bool = False) -> asyncio.Future[None]:
         return self._watched(super().audit(tenant, entry, later=later), entry, later)
+
+    def audit_early(self, tenant: str, entry: Entry) -> Written[None]:
+        written = super().audit_early(tenant, entry)
+        self._watched(written.synced, entry)
+        return written
 
     def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]:
         return self._watched(super().started(environment_id, execution))

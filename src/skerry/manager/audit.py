@@ -7,9 +7,10 @@ their names, sizes and hashes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -23,6 +24,7 @@ from skerry.store.audit import Entry
 if TYPE_CHECKING:
     from skerry.manager.records import Records
     from skerry.models import Usage
+    from skerry.store import Written
 
 TEXT_MAX = 8192
 """Characters of one text; of a longer one, its beginning, its size and its hash are kept."""
@@ -63,9 +65,14 @@ class Digest:
 
 
 class Act:
-    """One thing that a caller does: `begin()`, do it, `end()`; or all in an `async with`."""
+    """One thing that a caller does: `begin()`, do it, `end()`; or all in an `async with`.
 
-    __slots__ = ("_action", "_begun", "_detail", "_records", "_subject", "caller")
+    Where nobody outside can see what is done until we tell, it need not wait for the disk: `begin_early()`, do it,
+    `on_disk()`, tell. What a power cut takes from the audit then was not seen by anybody, and the environment that it
+    was done in is gone as well.
+    """
+
+    __slots__ = ("_action", "_begun", "_detail", "_records", "_subject", "_synced", "caller")
 
     def __init__(
         self,
@@ -83,30 +90,52 @@ class Act:
         self._subject = subject
         self._detail = detail
         self._begun = begun
+        self._synced: asyncio.Future[None] | None = None
 
     async def begin(self) -> None:
-        """Write the intent down. Raises StoreUnavailable: then nothing may be done."""
-        await self.begin_with(partial(self._records.audit, self.caller.tenant))
+        """Write the intent down, to disk. Raises StoreUnavailable: then nothing may be done."""
+        with self._beginning():
+            await self._records.audit(self.caller.tenant, self._intent())
 
-    async def begin_with(self, write: Callable[[Entry], Awaitable[T]]) -> T:
-        """The same, together with something else that must be written down."""
+    async def begin_early(self) -> None:
+        """The same, but without waiting for the disk: nobody may see what is done before `on_disk()` returns."""
+        await self.begin_with(partial(self._records.audit_early, self.caller.tenant))
+
+    async def begin_with(self, write: Callable[[Entry], Written[T]]) -> T:
+        """As `begin_early()`, together with something else that must be written down."""
+        with self._beginning():
+            written = write(self._intent())
+            self._synced = written.synced
+            return await written.committed
+
+    async def on_disk(self) -> None:
+        """Returns when what was begun may be seen. Raises StoreUnavailable: then nobody ever may."""
+        if self._synced is not None and not self._synced.done():
+            await asyncio.wait((self._synced,))
+        if self._synced is not None and (error := self._synced.exception()) is not None:
+            raise self._unwritten(error, "what was done is thrown away, because the audit of it may be lost")
+
+    @contextlib.contextmanager
+    def _beginning(self) -> Iterator[None]:
         try:
-            written = await write(self.entry("intent", detail=self._detail))
+            yield
         except (StoreUnavailable, StoreUnusable) as error:
-            raise self._refused(error) from error
+            raise self._unwritten(error, "nothing was done, because the audit cannot be written") from error
         except asyncio.CancelledError:
             self._begun = True  # it is written all the same
             raise
         self._begun = True
-        return written
 
-    def _refused(self, error: SkerryError) -> StoreUnavailable:
+    def _intent(self) -> Entry:
+        return self.entry("intent", detail=self._detail)
+
+    def _unwritten(self, error: BaseException, what: str) -> StoreUnavailable:
         log.error("refused: not written down", action=self._action, error=str(error))
+        if not isinstance(error, SkerryError):
+            return StoreUnavailable(what)
         # What is wrong with the database is the operator's business.
         reason, hint = ("", "try again") if self.caller.token else (f": {error.message}", error.hint)
-        return StoreUnavailable(
-            f"nothing was done, because the audit cannot be written{reason}", hint=hint, detail=error.detail
-        )
+        return StoreUnavailable(f"{what}{reason}", hint=hint, detail=error.detail)
 
     def end(self, outcome: str, usage: Usage | None = None, **detail: Any) -> None:
         """Write the result down, unless there is no intent. Nobody waits for it."""

@@ -9,11 +9,12 @@ import json
 import re
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from skerry.backends.base import Sample
-from skerry.errors import InvalidRequest
+from skerry.errors import InvalidRequest, StoreUnavailable
 from skerry.guest.channel import Exit
 from skerry.ids import new_id
 from skerry.manager.audit import Digest
@@ -84,13 +85,20 @@ class Call:
     _held = 0
     """Of all sessions: see HELD_MAX."""
 
-    def __init__(self, session: Interpreter, request: dict[str, Any], timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        session: Interpreter,
+        request: dict[str, Any],
+        timeout: float | None = None,
+        on_disk: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self.id = new_id()
         """Random, and so the token that replies to it must have."""
         self._session = session
         self._home = session.home
         self._request = request
         self._timeout = timeout
+        self._on_disk = on_disk
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._place: asyncio.Future[bool] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -190,6 +198,11 @@ class Call:
     # ---- what the interpreter said; called by the session ----
 
     async def on_output(self, stream: int, data: bytes) -> None:
+        if self._on_disk is not None:
+            try:
+                await self._on_disk()
+            except StoreUnavailable:  # which its caller is told
+                return
         entry = Entry(time.time(), self.id, stream, data)
         self._seen[stream].update(data)
         self._kept.add(entry)

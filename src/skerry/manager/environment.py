@@ -70,6 +70,11 @@ class Environment:
     ending: asyncio.Task[None] | None = None
     watching: asyncio.Task[None] | None = None
 
+    @property
+    def secluded(self) -> bool:
+        """Whether nothing can leave it but what we tell of it."""
+        return self.network is None and self.isolation != "none"
+
     def busy(self) -> bool:
         return self.uses > 0 or (self.executions is not None and bool(self.executions.running))
 

@@ -61,6 +61,8 @@ class Use:
     """A call under way in an environment. What `told` is given, the audit tells when it ends."""
 
     channel: Channel
+    on_disk: Callable[[], Awaitable[None]]
+    """Returns when what is done may be seen. Raises StoreUnavailable."""
     told: dict[str, Any] = field(default_factory=dict)
 
 
@@ -274,21 +276,25 @@ class EnvironmentManager:
         return environment, environment.executions
 
     @contextlib.asynccontextmanager
-    async def using(self, caller: Caller, ref: str, action: str, **detail: Any) -> AsyncIterator[Use]:
+    async def using(
+        self, caller: Caller, ref: str, action: str, detail: dict[str, Any], *, early: bool = False
+    ) -> AsyncIterator[Use]:
         """The channel of an environment, in use until the block ends, for something that the audit tells.
 
-        Raises StoreUnavailable and what `running()` does.
+        With `early` the block may begin before the disk has the intent, if it lets nobody see anything before
+        `on_disk()` returns; at its end that is waited for. Raises StoreUnavailable and what `running()` does.
         """
         environment, executions = self.running(caller, ref)
         act = executions.act(caller, action, detail)
-        use = Use(executions.channel)
+        use = Use(executions.channel, partial(executions.on_disk, act))
         environment.uses += 1
         environment.lease.touch()
         try:
-            await act.begin()
+            await (executions.begin(act) if early else act.begin())
             if environment.state is not State.RUNNING:
                 raise environment.gone()
             yield use
+            await use.on_disk()
         except BaseException as error:
             act.failed(error)
             raise

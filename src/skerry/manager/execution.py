@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from skerry.backends.base import Sample
-from skerry.errors import Conflict, GuestFailed, InvalidRequest, SkerryError
+from skerry.errors import Conflict, GuestFailed, InvalidRequest, SkerryError, StoreUnavailable
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel, Exit, GuestProcess, Start
 from skerry.ids import new_id
@@ -121,7 +121,7 @@ class Execution:
         )
 
     async def run(self, stdin: bytes | None = None) -> ExecutionResult:
-        """From begin to end, with `stdin` fed to it. Raises what `begin()` does."""
+        """From begin to end, with `stdin` fed to it. Raises what `begin()` and `finish()` do."""
         await self.begin()
         feeder = asyncio.create_task(self._feed(stdin)) if stdin is not None else None
         try:
@@ -137,7 +137,7 @@ class Execution:
         """
         home = self._home
         try:
-            await self._act.begin()
+            await home.begin(self._act)
             hit("execute.intended")
             if self.command.shell and not await self._turn():
                 return
@@ -164,10 +164,11 @@ class Execution:
             self._limit(self.command.timeout)
 
     async def finish(self) -> ExecutionResult:
-        """Pass the output on until the program has ended."""
+        """Pass the output on until the program has ended. Raises StoreUnavailable: nobody may see what it did."""
         exit: Exit | None = None
         lost = ""
         try:
+            await self._home.on_disk(self._act)
             if self._process is not None:
                 async for stream, data in self._process.output():
                     await self._emit(stream, data)
@@ -178,7 +179,9 @@ class Execution:
                     await self._process.kill()  # its end is not the end of what it started
         except GuestFailed as error:
             lost = error.message
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, StoreUnavailable):
+                self._act.failed(error)
             self._leave()
             self.ended.cancel()
             raise

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any, ClassVar
 
 from skerry.backends.base import Backend, Sample
-from skerry.errors import Busy, ExecutionNotFound, SkerryError
+from skerry.errors import Busy, ExecutionNotFound, SkerryError, StoreUnavailable
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel
 from skerry.manager.audit import Act, Subject
@@ -48,6 +48,7 @@ class Executions:
         *,
         touch: Callable[[], None],
         lost: Callable[[str], None],
+        secluded: Callable[[], bool],
     ) -> None:
         self.tenant = tenant
         self.environment_id = subject.environment_id
@@ -58,6 +59,8 @@ class Executions:
         self.variables = variables
         self.lost = lost
         """Called with a reason when the guest turns out to be broken."""
+        self._secluded = secluded
+        """Whether nothing can leave the environment now but what we tell of it."""
         self.oom_kills = 0
         """The last count that was seen."""
         self._touch = touch
@@ -71,6 +74,21 @@ class Executions:
     def act(self, caller: Caller, action: str, detail: dict[str, Any], *, begun: bool = False) -> Act:
         """Something that is done here, for the audit."""
         return Act(self._records, caller, action, self._subject, detail, begun=begun)
+
+    async def begin(self, act: Act) -> None:
+        """Returns when it may be done; only after `on_disk()` may anybody see it. Raises StoreUnavailable."""
+        if self._secluded():
+            await act.begin_early()
+        else:
+            await act.begin()
+
+    async def on_disk(self, act: Act) -> None:
+        """Raises StoreUnavailable, and the environment ends."""
+        try:
+            await act.on_disk()
+        except StoreUnavailable:
+            self.lost("the audit of what was done in it may be lost")
+            raise
 
     def prepare(self, caller: Caller, command: Command, launch: Launch | None = None) -> Execution:
         """One to `run()`; its result holds the first `output_limit` bytes of each stream. Raises Busy."""

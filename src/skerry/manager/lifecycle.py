@@ -182,6 +182,7 @@ class Lifecycle:
             environment.base_variables(),
             touch=environment.lease.touch,
             lost=lambda reason: self._died(environment, reason),
+            secluded=lambda: environment.secluded,
         )
         environment.state = State.RUNNING
         channel.closed.add_done_callback(

@@ -240,7 +240,7 @@ class Packages:
         more: Callable[[int], None],
     ) -> None:
         """What was installed, as a tar. Raises InstallFailed, LimitReached, Busy, GuestFailed."""
-        async with self._manager.using(caller, environment.id, "file.download", path=place) as use:
+        async with self._manager.using(caller, environment.id, "file.download", {"path": place}) as use:
             try:
                 async for chunk in files.tar(use.channel, place, contents=True):
                     if archive.tell() > ARCHIVE_MAX:

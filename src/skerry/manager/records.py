@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from skerry.errors import StoreUnavailable
 from skerry.models import Outcome, State
 from skerry.policy import Limits, Policy
-from skerry.store import Connection, Store, audit, environments, executions, quotas
+from skerry.store import Connection, Store, Written, audit, environments, executions, quotas
 from skerry.store.audit import AuditRow, Entry
 from skerry.store.environments import EnvironmentRecord
 from skerry.store.executions import ExecutionRecord
@@ -41,7 +41,7 @@ class Key:
 class Records(Protocol):
     """All that write may raise StoreUnavailable. They take effect in the order of the calls, awaited or not."""
 
-    def created(self, environment: Environment, intent: Entry) -> asyncio.Future[str | None]:
+    def created(self, environment: Environment, intent: Entry) -> Written[str | None]:
         """None, or the id of the environment that an earlier request with the same key has made.
 
         Raises Conflict when another one of its tenant has the name, or when that request asked for something else;
@@ -58,6 +58,8 @@ class Records(Protocol):
     def audit(self, tenant: str, entry: Entry, *, later: bool = False) -> asyncio.Future[None]:
         """`later`: nobody waits for it."""
         ...
+
+    def audit_early(self, tenant: str, entry: Entry) -> Written[None]: ...
 
     def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]: ...
 
@@ -104,6 +106,10 @@ def _instance(environment: Environment) -> dict[str, Any]:
     }
 
 
+def _append(tx: Connection, tenant: str, entry: Entry) -> None:
+    audit.append(tx, tenant, (entry,))
+
+
 class StoredRecords:
     """In a store that several daemons may share: rows carry the host that they are of."""
 
@@ -112,7 +118,7 @@ class StoredRecords:
         self._host = host
         self._boot = boot_id()
 
-    def created(self, environment: Environment, intent: Entry) -> asyncio.Future[str | None]:
+    def created(self, environment: Environment, intent: Entry) -> Written[str | None]:
         record = EnvironmentRecord(
             id=environment.id,
             tenant=environment.tenant,
@@ -156,7 +162,7 @@ class StoredRecords:
             audit.append(tx, record.tenant, (intent,))
             return None
 
-        return self._store.write(work)
+        return self._store.write_early(work)
 
     def changed(
         self, environment: Environment, state: State, entry: Entry | None = None
@@ -191,10 +197,10 @@ class StoredRecords:
         return self._store.write(work)
 
     def audit(self, tenant: str, entry: Entry, *, later: bool = False) -> asyncio.Future[None]:
-        def work(tx: Connection) -> None:
-            audit.append(tx, tenant, (entry,))
+        return self._store.write(lambda tx: _append(tx, tenant, entry), later=later)
 
-        return self._store.write(work, later=later)
+    def audit_early(self, tenant: str, entry: Entry) -> Written[None]:
+        return self._store.write_early(lambda tx: _append(tx, tenant, entry))
 
     def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]:
         command, caller = execution.command, execution.caller

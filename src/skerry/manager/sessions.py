@@ -12,7 +12,7 @@ import contextlib
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,13 +110,15 @@ class Interpreter:
             self.kill("it is not wanted any more")
             raise
 
-    def prepare(self, caller: Caller, code: Code) -> Call:
-        """One to `run()`. Raises InvalidRequest."""
+    def prepare(
+        self, caller: Caller, code: Code, on_disk: Callable[[], Awaitable[None]] | None = None
+    ) -> Call:
+        """One to `run()`, whose output nobody may see before `on_disk()` returns. Raises InvalidRequest."""
         if code.memory is not None and self.language not in LIMITS_MEMORY:
             raise InvalidRequest(
                 f"a call in {self.language} has no limit of memory", hint="limit the environment's"
             )
-        return Call(self, code.request, code.timeout)
+        return Call(self, code.request, code.timeout, on_disk)
 
     async def variables(self, caller: Caller) -> list[Variable]:
         """What its code has defined. Raises Busy, Conflict (it has crashed, or does not answer)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
@@ -101,8 +102,10 @@ class ShellSession:
             raise InvalidRequest("there is no bash in this environment", hint="use an image that has it")
         self._given = {variable.name for variable in await self._list(caller)}
 
-    def prepare(self, caller: Caller, code: Code) -> ShellCall:
-        """One to `run()`. Raises Busy, InvalidRequest."""
+    def prepare(
+        self, caller: Caller, code: Code, on_disk: Callable[[], Awaitable[None]] | None = None
+    ) -> ShellCall:
+        """One to `run()`, whose own intent comes after the session's. Raises Busy, InvalidRequest."""
         if code.memory is not None:
             raise InvalidRequest("a call in bash has no limit of memory", hint="limit the environment's")
         command = Command(

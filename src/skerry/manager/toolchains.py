@@ -165,7 +165,9 @@ class Toolchains:
         self._directory.mkdir(mode=0o700, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=_STAGING, dir=self._directory) as staging:
             with tempfile.TemporaryFile(dir=staging) as archive:
-                async with self._manager.using(ITSELF, environment.id, "file.download", path=inside) as use:
+                async with self._manager.using(
+                    ITSELF, environment.id, "file.download", {"path": inside}
+                ) as use:
                     async for chunk in files.tar(use.channel, inside, contents=True):
                         await asyncio.to_thread(archive.write, chunk)
                 await asyncio.to_thread(_unpack, archive, Path(staging, "cache"), place)

@@ -42,8 +42,15 @@ class Connection(ABC):
 
     @abstractmethod
     def commit(self) -> None:
-        """Returns when everything is on disk. `detail["written"]` of a StoreUnavailable is "unknown" when the
-        answer was lost on the way."""
+        """Returns when nothing of it can be lost with this process. `detail["written"]` of a StoreUnavailable is
+        "unknown" when the answer was lost on the way."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Returns when all that was committed is on disk. Raises StoreUnavailable: then it may be there, or not.
+
+        Any thread may call it, also while the next transaction is open.
+        """
 
     @abstractmethod
     def rollback(self) -> None: ...

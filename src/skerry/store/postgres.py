@@ -101,6 +101,9 @@ class PostgresConnection(Connection):
                 translated.detail["written"] = "unknown"
             raise translated from error
 
+    def sync(self) -> None:
+        """COMMIT has done it."""
+
     def rollback(self) -> None:
         self.run("ROLLBACK")
 

@@ -1,9 +1,13 @@
-"""SQLite: one file, WAL, every commit synced."""
+"""SQLite: one file and its log (WAL).
+
+A commit is written to the log, `sync` brings that to the disk: together they are `synchronous = FULL`. Before a
+checkpoint, and when it begins to use the log anew, SQLite syncs by itself."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 import time
 from typing import Any
 
@@ -11,6 +15,8 @@ from skerry.errors import Conflict, InvalidRequest, StoreUnavailable, StoreUnusa
 from skerry.store.connection import Aborted, Connection, Database, Parameters, Row
 
 BUSY_MILLISECONDS = 5000
+_CHECKPOINT = "PRAGMA wal_checkpoint(TRUNCATE)"
+"""What an earlier connection could not sync comes into the database itself before anything is added to it."""
 _UNUSABLE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _HINTS = {
     sqlite3.SQLITE_FULL: "make room on its disk",
@@ -39,7 +45,7 @@ class SqliteDatabase(Database):
             ) from error
 
     def writer(self) -> Connection:
-        return SqliteConnection(self._path, "BEGIN IMMEDIATE", "PRAGMA synchronous = FULL")
+        return SqliteConnection(self._path, "BEGIN IMMEDIATE", "PRAGMA synchronous = NORMAL", _CHECKPOINT)
 
     def reader(self) -> Connection:
         return SqliteConnection(self._path, "BEGIN", "PRAGMA query_only = ON")
@@ -54,6 +60,8 @@ class SqliteConnection(Connection):
     def __init__(self, path: str, begin: str, *pragmas: str) -> None:
         self._path = path
         self._begin = begin
+        self._log: int | None = None
+        self._syncing = threading.Lock()
         try:
             # Each connection has its thread; only close() may come from another one.
             self._db = sqlite3.connect(
@@ -99,12 +107,27 @@ class SqliteConnection(Connection):
     def commit(self) -> None:
         self.run("COMMIT")
 
+    def sync(self) -> None:
+        try:
+            with self._syncing:
+                if self._log is None:  # it is there since the first commit, until the connection is closed
+                    self._log = os.open(f"{self._path}-wal", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                os.fdatasync(self._log)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"{self._path}: cannot be synced: {error.strerror}", detail={"written": "unknown"}
+            ) from error
+
     def rollback(self) -> None:
         if self._db.in_transaction:  # it may have rolled back by itself
             self.run("ROLLBACK")
 
     def close(self) -> None:
         self._db.close()
+        with self._syncing:
+            if self._log is not None:
+                os.close(self._log)
+                self._log = None
 
     def _translate(self, error: Exception) -> Exception:
         if isinstance(error, UnicodeEncodeError | OverflowError):

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from skerry.errors import InvalidRequest, StoreUnavailable
 from skerry.store.connection import Connection, Database
 from skerry.store.migrations import migrate
-from skerry.store.writer import Writer
+from skerry.store.writer import Writer, Written
 
 T = TypeVar("T")
 READERS = 3
@@ -59,6 +59,11 @@ class Store:
         """
         self._check()
         return self._writer.submit(work, later=later)
+
+    def write_early(self, work: Callable[[Connection], T]) -> Written[T]:
+        """The same, for who can make use of the time that the disk takes."""
+        self._check()
+        return self._writer.submit_early(work)
 
     def read(self, work: Callable[[Connection], T]) -> asyncio.Future[T]:
         """What the work finds; all its statements see the same moment, after all acknowledged writes."""

@@ -1,8 +1,9 @@
-"""The one thread that writes, and its group commit.
+"""The one thread that writes, its group commit, and the thread that waits for the disk.
 
 All work that came while the last transaction was being synced goes into the next one together: one sync pays
 for many. Each piece has a savepoint of its own, so that a piece that fails takes nothing of the others along,
-and nobody is told of success before the COMMIT of all.
+and nobody is told of success before the COMMIT of all; nor, unless it was submitted as early, before the disk
+has it.
 
 A piece may run more than once: when the database takes back a whole transaction (a deadlock with another
 daemon, say), its pieces run again, each in a transaction of its own. A transaction that may have been
@@ -17,8 +18,10 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from skerry.errors import StoreUnavailable
 from skerry.store.connection import Aborted, Connection, Database
@@ -30,28 +33,38 @@ LATER = 0.01
 """Seconds that what nobody waits for may wait."""
 
 
+class Written(NamedTuple, Generic[T]):
+    """Work of which the disk need not have everything yet."""
+
+    committed: asyncio.Future[T]
+    """What the work returned: from here on it cannot be lost with this process."""
+    synced: asyncio.Future[None]
+    """It, and all that was submitted before it, is on disk. An error of `committed` is here as well."""
+
+
 @dataclass(slots=True, eq=False)
 class _Piece:
     work: Callable[[Connection], Any]
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
+    early: asyncio.Future[Any] | None = None
     value: Any = None
     error: BaseException | None = None
+    unsynced: BaseException | None = None
 
     def run(self, tx: Connection) -> None:
         self.value, self.error = self.work(tx), None
 
+    def tell_early(self) -> None:
+        if self.early is not None:
+            _settle(self.early, self.value, self.error)
+
     def tell(self) -> None:
-        if self.future.done():  # given up by who waited
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.value)
+        _settle(self.future, None if self.early is not None else self.value, self.error or self.unsynced)
 
 
 class Writer:
-    """Starts its thread at once; `stop()` ends it when everything that was submitted has been done."""
+    """Starts its threads at once; `stop()` ends them when everything that was submitted has been done."""
 
     def __init__(self, database: Database, tx: Connection) -> None:
         self._database = database
@@ -59,8 +72,15 @@ class Writer:
         self._queue: SimpleQueue[list[_Piece] | None] = SimpleQueue()
         self._later: list[_Piece] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._thread = threading.Thread(target=self._serve, name="skerry-store-writer", daemon=True)
-        self._thread.start()
+        self._committed: SimpleQueue[tuple[Connection, list[_Piece]] | None] = SimpleQueue()
+        self._broken: Connection | None = None
+        """One that could not be synced: what it wrote is not to be built upon."""
+        self._threads = [
+            threading.Thread(target=self._serve, name="skerry-store-writer", daemon=True),
+            threading.Thread(target=self._serve_disk, name="skerry-store-disk", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, work: Callable[[Connection], T], *, later: bool = False) -> asyncio.Future[T]:
         """`later`: it may wait for a moment, for what is submitted next and goes into the same transaction."""
@@ -73,6 +93,14 @@ class Writer:
             self._timer = loop.call_later(LATER, self.send)
         return piece.future
 
+    def submit_early(self, work: Callable[[Connection], T]) -> Written[T]:
+        loop = asyncio.get_running_loop()
+        written: Written[T] = Written(loop.create_future(), loop.create_future())
+        written.synced.add_done_callback(_retrieve)
+        self._later.append(_Piece(work, loop, written.synced, written.committed))
+        self.send()
+        return written
+
     def send(self) -> None:
         """Let nothing wait any longer."""
         if self._timer is not None:
@@ -84,7 +112,8 @@ class Writer:
 
     def stop(self) -> None:
         self._queue.put(None)
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _serve(self) -> None:
         stopping = False
@@ -100,8 +129,28 @@ class Writer:
             stopping = more is None
             if batch:
                 self._write(batch)
-                _tell(batch)
+                early = [piece for piece in batch if piece.early is not None]
+                _tell(early, _Piece.tell_early)
+                if early and self._tx is not None:
+                    self._committed.put((self._tx, batch))
+                else:
+                    self._sync(self._tx, batch)
+        self._committed.put(None)
+        self._threads[1].join()
         self._drop()
+
+    def _serve_disk(self) -> None:
+        """Sync what somebody was told of already, while the next transaction is written."""
+        stopping = False
+        while not stopping:
+            found = [self._committed.get()]
+            with contextlib.suppress(Empty):
+                while True:
+                    found.append(self._committed.get_nowait())
+            stopping = None in found
+            committed = [each for each in found if each is not None]
+            for tx, batches in groupby(committed, key=itemgetter(0)):
+                self._sync(tx, [piece for _, batch in batches for piece in batch])
 
     def _write(self, batch: list[_Piece]) -> None:
         """Leaves every piece with its value or its error."""
@@ -123,6 +172,18 @@ class Writer:
                     piece.error = error
                 return
 
+    def _sync(self, tx: Connection | None, batch: list[_Piece]) -> None:
+        """Tell those who wait for the disk. What it may not have is an error."""
+        try:
+            if tx is None:
+                raise StoreUnavailable("the connection is lost", detail={"written": "unknown"})
+            tx.sync()
+        except BaseException as error:
+            self._broken = tx
+            for piece in batch:
+                piece.unsynced = error
+        _tell(batch, _Piece.tell)
+
     def _transaction(self, batch: list[_Piece]) -> None:
         tx = self._begin()
         if len(batch) == 1:
@@ -134,6 +195,8 @@ class Writer:
 
     def _begin(self) -> Connection:
         """A connection with a transaction; a connection that broke while it was idle is replaced."""
+        if self._tx is not None and self._tx is self._broken:
+            self._drop()
         if self._tx is not None:
             try:
                 self._tx.begin()
@@ -176,15 +239,30 @@ def _in_savepoint(tx: Connection, piece: _Piece) -> None:
     tx.run("RELEASE SAVEPOINT piece")
 
 
-def _tell(batch: list[_Piece]) -> None:
+def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    if future.done():  # given up by who waited
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(value)
+
+
+def _retrieve(synced: asyncio.Future[None]) -> None:
+    """Who was told of the error by `committed` does not ask for it again."""
+    if not synced.cancelled():
+        synced.exception()
+
+
+def _tell(pieces: list[_Piece], how: Callable[[_Piece], None]) -> None:
     by_loop = defaultdict(list)
-    for piece in batch:
-        by_loop[piece.loop].append(piece)
-    for loop, pieces in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(_tell_all, pieces)
-
-
-def _tell_all(pieces: list[_Piece]) -> None:
     for piece in pieces:
-        piece.tell()
+        by_loop[piece.loop].append(piece)
+    for loop, of_loop in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(_tell_all, of_loop, how)
+
+
+def _tell_all(pieces: list[_Piece], how: Callable[[_Piece], None]) -> None:
+    for piece in pieces:
+        how(piece)

@@ -77,7 +77,10 @@ class Call:
 
     def using(self, ref: str, action: str, **detail: Any) -> AbstractAsyncContextManager[Use]:
         """See EnvironmentManager."""
-        return self.engine.manager.using(self.caller, ref, action, **detail)
+        return self.engine.manager.using(self.caller, ref, action, detail)
+
+    def using_early(self, ref: str, action: str, **detail: Any) -> AbstractAsyncContextManager[Use]:
+        return self.engine.manager.using(self.caller, ref, action, detail, early=True)
 
     def header(self, name: bytes) -> str:
         """The value of a header (its name in lower case), or ""."""

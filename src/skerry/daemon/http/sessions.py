@@ -104,9 +104,9 @@ async def get_session(call: Call, environment_id: str, session_id: str) -> Respo
 
 async def run_code(call: Call, environment_id: str, session_id: str, body: RunCode) -> Response:
     code = body.to_code()
-    async with call.using(environment_id, "session.run", session_id=session_id, **code.told) as use:
+    async with call.using_early(environment_id, "session.run", session_id=session_id, **code.told) as use:
         session = call.manager.running(call.caller, environment_id)[1].sessions.find(session_id)
-        running = session.prepare(call.caller, code)
+        running = session.prepare(call.caller, code, use.on_disk)
         with Watch(call.receive, lambda: running.stop(Outcome.CANCELED, "the client went away")):
             result = await running.run()
         _tell(use, result)
@@ -120,9 +120,9 @@ async def stream_code(call: Call, environment_id: str, session_id: str, body: Ru
 async def _events(
     call: Call, environment_id: str, session_id: str, code: Code
 ) -> AsyncGenerator[bytes, None]:
-    async with call.using(environment_id, "session.run", session_id=session_id, **code.told) as use:
+    async with call.using_early(environment_id, "session.run", session_id=session_id, **code.told) as use:
         session = call.manager.running(call.caller, environment_id)[1].sessions.find(session_id)
-        running = session.prepare(call.caller, code)
+        running = session.prepare(call.caller, code, use.on_disk)
         tap = running.tap()
         task = asyncio.create_task(running.run())
         try:
