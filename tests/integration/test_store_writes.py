@@ -265,7 +265,9 @@ def test_what_the_disk_does_not_take_is_an_error(tmp_path: Path, monkeypatch: py
         disk = Disk(monkeypatch)
         disk.may.release(100)
         await store.write(put("before"))
-        await store.read(lambda tx: quotas.get(tx, "before"))  # or closing the last connection would do it all
+        await store.read(
+            lambda tx: quotas.get(tx, "before")
+        )  # or closing the last connection would do it all
         disk.error = errno.EIO
         early = store.write_early(put("a"))
         await early.committed
