@@ -202,6 +202,16 @@ async def test_input_is_of_one_call(box: Box) -> None:
         assert (await run(session, "import sys; sys.stdin.read()")).value == "''"
         code = "import subprocess; subprocess.run('cat', capture_output=True).stdout"
         assert (await run(session, code, stdin=b"for a child")).value == "b'for a child'"
+        for spoiling in (
+            "sys.stdin.close()",
+            "sys.stdin.detach()",
+            "import os; os.close(0)",
+            "os.dup2(1, 0)",
+        ):
+            await run(session, spoiling)
+            assert (await run(session, "sys.stdin.read()")).value == "''", spoiling
+            assert (await run(session, "input()", stdin=b"x")).value == "'x'", spoiling
+            assert (await run(session, "sys.stdin.read()")).value == "''", spoiling
 
 
 async def test_await_at_the_top_level(box: Box) -> None:

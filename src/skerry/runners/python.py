@@ -78,6 +78,7 @@ class Runner:
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         self._stdin: Any = sys.stdin
+        self._null = os.stat(os.devnull).st_rdev
         self._feed(None)
         os.environ.setdefault("MPLBACKEND", "Agg")
         warnings.filterwarnings("ignore", message=".*is non-interactive, and thus cannot be shown")
@@ -150,8 +151,8 @@ class Runner:
         tree = ast.parse(code, name)
         if tree.body and isinstance(tree.body[-1], ast.Expr):
             last = tree.body[-1]
-            kept = ast.Assign(targets=[ast.Name(id=VALUE, ctx=ast.Store())], value=last.value)
-            tree.body[-1] = ast.fix_missing_locations(ast.copy_location(kept, last))
+            name_of_it = ast.copy_location(ast.Name(id=VALUE, ctx=ast.Store()), last)
+            tree.body[-1] = ast.copy_location(ast.Assign(targets=[name_of_it], value=last.value), last)
         compiled = compile(tree, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
         scope = vars(self._main)
         scope.pop(VALUE, None)
@@ -208,16 +209,28 @@ class Runner:
     def _feed(self, data: bytes | None) -> None:
         """A stdin of its own for each call; there is an end of it, and no waiting."""
         if data is None:
+            if self._has_end():
+                return
             file = os.open(os.devnull, os.O_RDONLY)
         else:
             file = os.memfd_create("stdin")
             with open(file, "wb", closefd=False) as stream:
                 stream.write(data)
             os.lseek(file, 0, os.SEEK_SET)
-        os.dup2(file, 0)
-        os.close(file)
+        if file == 0:  # it was closed
+            os.set_inheritable(0, True)
+        else:
+            os.dup2(file, 0)
+            os.close(file)
         if sys.stdin is self._stdin or sys.stdin is None:
             self._stdin = sys.stdin = _text(open(0, "rb", closefd=False))  # noqa: SIM115
+
+    def _has_end(self) -> bool:
+        """Whether stdin is as a call without any left it."""
+        try:
+            return os.fstat(0).st_rdev == self._null and sys.stdin is self._stdin and not sys.stdin.closed
+        except (OSError, ValueError):  # closed, or taken apart
+            return False
 
     # ---- what it shows ----
 
