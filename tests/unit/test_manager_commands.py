@@ -50,7 +50,7 @@ def test_variables_of_the_call_stand_above_those_of_the_environment_and_those_ab
     start = Command(text="x", env={"B": "call", "C": "call"}).start(base)
     assert start.env == {
         **install_variables("/workspace", "/image/bin"),
-        "LANG": "C.UTF-8",
+        "LC_CTYPE": "C.UTF-8",
         "GOPATH": "/go",
         "HOME": "/workspace",
         "USER": "appuser",
@@ -61,6 +61,20 @@ def test_variables_of_the_call_stand_above_those_of_the_environment_and_those_ab
     }
     assert base["B"] == "env"
     assert start.uid is None
+
+
+@pytest.mark.parametrize(("image", "environment", "call"), [("x", "", ""), ("", "x", ""), ("", "", "x")])
+def test_whoever_says_which_language_means_all_of_it(image: str, environment: str, call: str) -> None:
+    def said(value: str) -> dict[str, str]:
+        return {"LANG": value} if value else {}
+
+    start = Command(text="x", env=said(call)).start(
+        base_variables(said(image), "/workspace", said(environment))
+    )
+    assert start.env["LANG"] == "x"
+    assert "LC_CTYPE" not in start.env
+    kept = base_variables({"LC_CTYPE": "mine"}, "/workspace", {"LANG": "x"})
+    assert (kept["LANG"], kept["LC_CTYPE"]) == ("x", "mine")
 
 
 def test_root_is_root() -> None:

@@ -121,7 +121,7 @@ def _view(base: str, _stamps: tuple[int, ...]) -> HostView:
         binds.append((python, PYTHON))
         path.append(f"{PYTHON}/bin")
     files = _files("/bin/bash" if os.path.exists(f"{base}/bin/bash") else "/bin/sh")
-    env = {"PATH": ":".join(path), "LANG": "C.UTF-8"}
+    env = {"PATH": ":".join(path)}
     described = json.dumps([binds, symlinks, files, env, _release(base)])
     digest = f"sha256:{hashlib.sha256(described.encode()).hexdigest()}"
     return HostView(tuple(binds), tuple(symlinks), files, env, digest)

@@ -23,6 +23,8 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 USERS: dict[str, int | None] = {"appuser": None, "root": 0}
 """None: whatever user an environment has for its work."""
 _SHELL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,24}")
+_UTF8 = {"LC_CTYPE": "C.UTF-8"}
+"""And no LANG: for that most programs open a dozen files when they start, which say the same as "C"."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -129,8 +131,7 @@ class Command:
             )
         if traceparent:
             env["TRACEPARENT"] = traceparent
-        env |= self.env
-        env |= self.secrets
+        env = _above(env, {**self.env, **self.secrets})
         return Start(
             argv=self.argv if self.argv is not None else ["/bin/sh", "-c", self.text or ""],
             cwd=self.cwd,
@@ -164,16 +165,21 @@ def check_variables(env: dict[str, str]) -> None:
 
 def base_variables(image_env: dict[str, str], workspace: str, env: dict[str, str]) -> dict[str, str]:
     """The variables of everything that runs in an environment."""
-    return {
-        "LANG": "C.UTF-8",
-        **image_env,
+    own = {
         **install_variables(workspace, image_env.get("PATH", DEFAULT_PATH)),
         "HOME": workspace,
         "USER": "appuser",
         "LOGNAME": "appuser",
         "SHELL": "/bin/bash",
-        **env,
     }
+    return _above(_above(_UTF8, image_env), {**own, **env})
+
+
+def _above(base: dict[str, str], given: dict[str, str]) -> dict[str, str]:
+    """Both; what is said of all of the locale is not held back by what we say of a part of it."""
+    if "LANG" in given and _UTF8.items() <= base.items():
+        base = {name: value for name, value in base.items() if name not in _UTF8}
+    return {**base, **given}
 
 
 def _check_text(value: str, what: str) -> None:
