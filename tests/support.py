@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import secrets
 import select
 import shutil
 import socket
@@ -14,7 +15,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -44,11 +45,12 @@ def require(tool: str, package: str = "") -> str:
 
 
 def free_port() -> int:
-    """Of loopback; nobody else takes it within the next moments."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Of loopback, below those that Linux gives to connections: nobody else takes it within the next moments."""
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            port = 10_000 + secrets.randbelow(20_000)
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def folder_in_memory() -> str:

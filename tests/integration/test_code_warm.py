@@ -94,14 +94,18 @@ def warm() -> Iterator[Daemon]:
         yield daemon
 
 
-def hits(daemon: Daemon, language: str) -> int:
+def _pool(daemon: Daemon, language: str = "python") -> dict[str, Any]:
+    found: dict[str, Any]
     [found] = [each for each in daemon.call("GET", "/pools")["pools"] if each["pool"] == language]
-    return int(found["hits"])
+    return found
+
+
+def hits(daemon: Daemon, language: str) -> int:
+    return int(_pool(daemon, language)["hits"])
 
 
 def failures(daemon: Daemon) -> int:
-    [found] = [each for each in daemon.call("GET", "/pools")["pools"] if each["pool"] == "python"]
-    return int(found["failures"])
+    return int(_pool(daemon)["failures"])
 
 
 def from_pool(daemon: Daemon, language: str, code: str, **more: Any) -> dict[str, Any]:
@@ -148,7 +152,7 @@ def test_limits_are_its_own(warm: Daemon) -> None:
     """The interpreter was started with others."""
     taken = from_pool(warm, "python", "x = bytearray(200 << 20); print('taken')", mem_limit=64)
     assert (taken["outcome"], taken["stdout"]) == ("oom_killed", "")
-    slow = from_pool(warm, "python", "print('begun', flush=True)\nwhile True: pass", timeout=0.5)
+    slow = from_pool(warm, "python", "print('begun', flush=True)\nwhile True: pass", timeout=3)
     assert (slow["outcome"], slow["stdout"]) == ("timed_out", "begun\n")
     assert (
         from_pool(warm, "python", "x = bytearray(600 << 20); print('taken')", mem_limit=900)["stdout"]
@@ -171,15 +175,15 @@ def test_what_a_pool_tells(warm: Daemon) -> None:
     warm.call("POST", "/pools/python/warmup", {"count": 4})
     assert warm.call("POST", "/pools/python/shrink", {"count": 2})["available"] == 2
     warm.call("POST", "/pools/python/warmup", {"count": 3})
-    [found] = [each for each in warm.call("GET", "/pools")["pools"] if each["pool"] == "python"]
-    assert (found["available"], found["active"]) == (3, 0)
+    while (found := _pool(warm))["active"]:  # what a test before this one used is removed behind the answer
+        time.sleep(0.005)
+    assert found["available"] == 3
     code = "print('begun', flush=True)\nwhile True: pass"
     with warm.asked("POST", "/execute", {"language": "python", "code": code, "timeout": 100}):
         while not (running := warm.call("GET", "/environments?state=running")["environments"]):
             time.sleep(0.005)
         warm.wait_for_output(running[0]["environment_id"], "begun")
-        [found] = [each for each in warm.call("GET", "/pools")["pools"] if each["pool"] == "python"]
-        assert found["active"] == 1
+        assert _pool(warm)["active"] == 1
 
 
 @pytest.mark.requirement("R72")
