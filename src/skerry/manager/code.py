@@ -148,7 +148,8 @@ class Code:
 
     async def _with_room(self, create: Callable[[], Awaitable[Environment]]) -> Environment:
         """What `create` makes; if the quota leaves no room, once more when what has answered already is gone."""
-        before = tuple(self._removing)  # gone perhaps when `create` returns, but not when the room was looked at
+        # Gone perhaps when `create` returns, but not when the room was looked at.
+        before = tuple(self._removing)
         try:
             return await create()
         except QuotaExceeded:
