@@ -356,15 +356,15 @@ async def test_an_interrupt_that_comes_late_is_for_nobody_else(box: Box) -> None
 
 async def test_a_time_limit_interrupts(box: Box) -> None:
     async with opened(box) as session:
-        result = await run(session, "x = 5\nwhile True: pass", timeout=0.1)
+        result = await run(session, "x = 5\nwhile True: pass", timeout=1)
         assert (result.outcome, result.exit_code, result.crashed) == (Outcome.TIMED_OUT, 124, False)
-        assert result.message == "interrupted after 0.1 s"
+        assert result.message == "interrupted after 1 s"
         assert (await run(session, "x")).value == "5"
 
 
 async def test_code_that_ignores_its_limit_is_killed(box: Box) -> None:
     async with opened(box) as session:
-        result = await run(session, STUBBORN, timeout=0.1)
+        result = await run(session, STUBBORN, timeout=1)
         assert (result.outcome, result.exit_code, result.crashed) == (Outcome.TIMED_OUT, 124, True)
         with pytest.raises(Conflict, match="has crashed: it did not end when it was interrupted"):
             await run(session, "1")

@@ -268,12 +268,12 @@ async def test_others_are_served_beside_200_slow_clients(kind: str) -> None:
 @each_door
 @in_loop
 async def test_a_body_may_be_slow_while_it_gets_on(kind: str) -> None:
-    async with house(kind, SHORT) as there:
-        reader, writer = await there.say("POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n")
-        for _ in range(10):
+    async with house(kind, Patience(body=1.5)) as there:
+        reader, writer = await there.say("POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 20\r\n\r\n")
+        for _ in range(20):
             await asyncio.sleep(0.1)
             writer.write(b"x")
-        assert (await response(reader))[1]["size"] == 10
+        assert (await response(reader))[1]["size"] == 20
         await close(writer)
 
 

@@ -220,6 +220,7 @@ def test_bytes() -> None:
     in_a_network_of_its_own(main)
 
 
+@pytest.mark.usefixtures("all_descriptors")
 def test_ten_thousand_attempts_that_are_refused() -> None:
     async def main() -> None:
         async with world("allowlist", names=NAMES) as it:

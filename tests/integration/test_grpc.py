@@ -452,7 +452,7 @@ def test_a_command_whose_caller_leaves_is_killed(served: Served, how: str) -> No
     async def use(client: Client, environment_id: str) -> None:
         running = client.Execute(
             executions_pb2.ExecuteRequest(environment_id=environment_id, argv=["sleep", "1000"]),
-            timeout=1.0 if how == "deadline" else None,
+            timeout=5.0 if how == "deadline" else None,
         )
         executions = executions_pb2.ListExecutionsRequest(environment_id=environment_id)
         while not (listed := await client.ListExecutions(executions)).executions:

@@ -109,8 +109,10 @@ class Target:
                 values[name] = FILE if case.operation.method != "put" else "."
         if case.operation.label == "POST /images/build" and isinstance(body.get("name"), str):
             body["name"] += "-unknown"  # a known one would be built
-        if case.operation.label.endswith("/warmup") and isinstance(body.get("maximum"), int):
-            body["maximum"] = min(body["maximum"], 10)
+        if case.operation.label.endswith("/warmup"):
+            for name in ("count", "maximum"):  # each of them is made before the answer
+                if isinstance(body.get(name), int):
+                    body[name] = min(body[name], 10)
         if case.operation.label.endswith(("/execute", "/executions", "/run", "/stream")) and body:
             body.setdefault("timeout", 2)
             if "command" in body and len(body) % 2:

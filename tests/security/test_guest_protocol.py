@@ -30,7 +30,8 @@ pytestmark = pytest.mark.timeout(100)
 
 HELLO = frames.encode(Type.HELLO_REPLY, 0, struct.pack("<I", frames.VERSION))
 STARTED = struct.pack("<IQQ", 42, 0, 0)
-SECONDS = 10.0
+SECONDS = 60.0
+"""For what takes one or two on an idle machine."""
 
 
 def ended(code: int = 0, signal: int = 0, size: int = 0) -> bytes:

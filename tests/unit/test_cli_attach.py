@@ -187,6 +187,30 @@ def test_the_first_ctrl_c_is_for_the_command() -> None:
     assert seen == RUN
 
 
+def test_a_ctrl_c_before_the_command_runs_reaches_it() -> None:
+    """It is there before the word that the command runs, and nothing else comes to wake us."""
+    asked, interrupted = threading.Event(), threading.Event()
+
+    def attach(peer: Peer) -> None:
+        peer.upgrade()
+        peer.take_frame()
+        asked.set()
+        assert interrupted.wait(30)
+        peer.send_event(event="started", execution=EXECUTION)
+        assert json.loads(peer.take_frame()[1]) == {"signal": 2}
+        ended(peer, 130, "signaled")
+
+    with serving(every_request(lambda *_: {"environment_id": "abc123abc123"}, "/attach", attach)):
+        process = start("run", "x")
+        try:
+            assert asked.wait(30)
+            process.send_signal(signal.SIGINT)
+            interrupted.set()
+            assert finish(process) == (130, b"", b"")
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 137)]
 )

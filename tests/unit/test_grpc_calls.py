@@ -107,8 +107,8 @@ def test_an_upload_that_is_canceled_is_never_taken_for_a_whole_one() -> None:
         events.put_nowait(None)
 
     async def client(channel: grpc.aio.Channel) -> None:
-        for how in ["canceled", "late", "whole"] * 10:
-            call = FilesStub(channel).WriteFile(timeout=0.05 if how == "late" else None)
+        for how in ["canceled", "late", "whole"] * 3:
+            call = FilesStub(channel).WriteFile(timeout=1 if how == "late" else None)
             await call.write(WRITE)
             assert (await events.get())["body"] == b"part"
             if how == "whole":
@@ -134,7 +134,7 @@ def test_a_client_that_goes_away_is_gone_for_the_application_too() -> None:
     async def client(channel: grpc.aio.Channel) -> None:
         execute = ExecutionsStub(channel).Execute
         request = executions_pb2.ExecuteRequest(environment_id="e1", command="sleep 100")
-        error = await error_of(execute(request, timeout=0.05))
+        error = await error_of(execute(request, timeout=1))
         assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         await gone.wait()
 

@@ -228,6 +228,7 @@ class _Attachment:
         except (ValueError, TypeError, KeyError) as error:
             raise Malformed(f"the daemon sent a message that makes no sense: {payload[:80]!r}") from error
         self._started = True
+        self._handle_signals()  # one that was there before the command ran would wait for the next event
 
 
 def _write(fd: int, data: memoryview) -> None:
