@@ -12,7 +12,6 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
@@ -76,23 +75,23 @@ class Gate:
         token = await self._token(authorization)
         return Caller(token.tenant, frozenset(token.verbs), token.id, peer.address, request_id, traceparent)
 
-    def under_way(self, caller: Caller, scope: Scope) -> AbstractContextManager[None]:
-        """While the block runs, the end of the caller's token, if it has one, ends the connection."""
-        return self._cut_with(caller.token, scope) if caller.token else contextlib.nullcontext()
-
     @contextlib.contextmanager
-    def _cut_with(self, token_id: str, scope: Scope) -> Iterator[None]:
+    def under_way(self, caller: Caller, scope: Scope) -> Iterator[None]:
+        """While the block runs, the end of the caller's token ends the connection."""
+        if not caller.token:
+            yield
+            return
         cut = partial(
             cut_of(scope)
         )  # one of its own: the next request on this connection may have begun already
-        cuts = self._under_way.setdefault(token_id, set())
+        cuts = self._under_way.setdefault(caller.token, set())
         cuts.add(cut)
         try:
             yield
         finally:
             cuts.discard(cut)
-            if not cuts and self._under_way.get(token_id) is cuts:
-                del self._under_way[token_id]
+            if not cuts and self._under_way.get(caller.token) is cuts:
+                del self._under_way[caller.token]
 
     def revoked(self, token_id: str) -> None:
         """Forget a token, and end what is under way with it."""

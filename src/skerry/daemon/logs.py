@@ -5,8 +5,8 @@ What is logged are ids, names, states and errors; never variables, commands, the
 
 from __future__ import annotations
 
+import contextlib
 import io
-import json
 import logging
 import os
 import sys
@@ -15,18 +15,14 @@ from typing import TextIO, cast
 import structlog
 
 LARGE = 64 << 20
-_encode = json.JSONEncoder(default=repr).encode
-"""Made once: structlog's own renderer makes one for every line."""
 
 
 class _Stderr(io.TextIOBase):
     """What cannot be written is lost: a daemon whose disk is full must still be able to delete."""
 
     def write(self, text: str) -> int:
-        try:  # noqa: SIM105 (this is done for every request)
+        with contextlib.suppress(OSError):
             os.write(sys.stderr.fileno(), text.encode(errors="backslashreplace"))
-        except OSError:
-            pass
         return len(text)
 
 
@@ -36,7 +32,7 @@ def configure() -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
-        _render,
+        structlog.processors.JSONRenderer(),
     ]
     stderr = cast(TextIO, _Stderr())
     structlog.configure(
@@ -73,10 +69,6 @@ def turn_over(path: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     os.dup2(fd, 2, inheritable=True)
     os.close(fd)
-
-
-def _render(logger: object, method: str, event: structlog.typing.EventDict) -> str:
-    return _encode(event)
 
 
 def _add_component(

@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -157,8 +157,7 @@ class GuestProcess:
         self._attaching = attaching
         """What comes before the answer to an attach is meant for somebody else."""
         loop = channel.loop
-        self.started: asyncio.Future[None] = loop.create_future()
-        """Done when the guest has started it, or let us attach to it."""
+        self._started: asyncio.Future[None] = loop.create_future()
         self.exit: asyncio.Future[Exit] = loop.create_future()
         """How it ended, once it has."""
         self._killed: asyncio.Future[None] | None = None
@@ -171,6 +170,8 @@ class GuestProcess:
         self._stdin_credit = STDIN_WINDOW
         self._stdin_waiter: asyncio.Future[None] | None = None
         self._stdin_turn = asyncio.Lock()
+        for future in (self._started, self.exit):
+            future.add_done_callback(_retrieve)
 
     async def output(self) -> AsyncIterator[tuple[int, bytes]]:
         """(1, 2 or REPLIES, bytes) as they come. Taking them lets the guest send as much again."""
@@ -228,6 +229,7 @@ class GuestProcess:
         if self._killed is None:
             self._channel.check_open()
             self._killed = self._channel.loop.create_future()
+            self._killed.add_done_callback(_retrieve)
             self._channel.adopt(self)
             self._channel.send(Type.KILL, self.id)
         await self._channel.answer(asyncio.shield(self._killed))
@@ -249,7 +251,7 @@ class GuestProcess:
                 raise ProtocolError("STARTED of the wrong size")
             self.pid = _STARTED.unpack(frame.payload)[0]
             self._attaching = False
-            return _resolve(self.started, None)
+            return _resolve(self._started, None)
         if frame.type == Type.EXIT:
             return self._on_exit(frame.payload)
         if frame.type == Type.STDIN_CREDIT:
@@ -272,7 +274,7 @@ class GuestProcess:
         code, signal, out, err, user, system, rss = _EXIT.unpack(payload)
         if not 0 <= code <= 255 or signal > 64:
             raise ProtocolError("EXIT with an impossible code")
-        _resolve(self.started, None)
+        _resolve(self._started, None)
         end = Exit(code, signal or None, out, err, (user + system) / 1e6, rss * 1024)
         first = _resolve(self.exit, end)
         self._wake()
@@ -297,9 +299,9 @@ class GuestProcess:
         return True
 
     def fail(self, error: SkerryError) -> None:
-        for future in (self.started, self.exit, self._killed):
-            if future is not None:
-                _fail(future, error)
+        for future in (self._started, self.exit, self._killed):
+            if future is not None and not future.done():
+                future.set_exception(error)
         self._wake()
 
     def _wake(self) -> None:
@@ -310,6 +312,9 @@ class GuestProcess:
     def _wake_stdin(self) -> None:
         if self._stdin_waiter is not None:
             _resolve(self._stdin_waiter, None)
+
+    async def started(self) -> None:
+        await self._started
 
     @property
     def exited(self) -> bool:
@@ -328,6 +333,7 @@ class Channel(asyncio.Protocol):
         self.loop = loop
         self.closed: asyncio.Future[str] = loop.create_future()
         self._hello: asyncio.Future[None] = loop.create_future()
+        self._hello.add_done_callback(_retrieve)
         self._transport: asyncio.Transport | None = None
         self._parser = frames.Parser()
         self._incoming: Iterator[Frame] = iter(())
@@ -378,7 +384,7 @@ class Channel(asyncio.Protocol):
             self._useless = 0
             self.send(Type.START, process.id, payload)
             try:
-                await self.answer(process.started)
+                await self.answer(process.started())
             except asyncio.CancelledError:
                 self.send(Type.KILL, process.id)
                 raise
@@ -406,7 +412,7 @@ class Channel(asyncio.Protocol):
         self._processes[process_id] = process
         self.send(Type.ATTACH, process_id, struct.pack("<I", WINDOW))
         try:
-            await self.answer(process.started)
+            await self.answer(process.started())
         except SkerryError:
             self._processes.pop(process_id, None)
             raise
@@ -491,21 +497,20 @@ class Channel(asyncio.Protocol):
         if self._transport.get_write_buffer_size() > UNREAD_MAX:
             self._end("the guest does not read what it is sent")
 
-    async def answer(self, owed: asyncio.Future[_T]) -> _T:
-        """What the guest owes us; without it in time, it is given up, and `owed` fails with all else that it owes.
-
-        Raises GuestFailed.
-        """
-        late = self.loop.call_later(ANSWER_SECONDS, self._end, "the guest does not answer")
+    async def answer(self, awaited: Awaitable[_T]) -> _T:
+        """What the guest owes us; without it in time, it is given up. Raises GuestFailed."""
         try:
-            return await owed
-        finally:
-            late.cancel()
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await awaited
+        except TimeoutError as error:
+            self._end("the guest does not answer")
+            raise GuestFailed("the guest does not answer") from error
 
     async def _request(self, type_: Type, payload: bytes = b"") -> bytes:
         self.check_open()
         self._last_request = id_ = REQUESTS | (self._last_request + 1) % REQUESTS
         future: asyncio.Future[bytes] = self.loop.create_future()
+        future.add_done_callback(_retrieve)
         self._requests[id_] = future
         self._useless = 0
         self.send(type_, id_, payload)
@@ -568,7 +573,7 @@ class Channel(asyncio.Protocol):
         if frame.type in (Type.RESULT, Type.PONG):
             request.set_result(frame.payload)
         elif frame.type == Type.ERROR:
-            _fail(request, _error(frame.payload, "file"))
+            request.set_exception(_error(frame.payload, "file"))
         else:
             raise ProtocolError(f"an answer of type {frame.type}")
         return True
@@ -577,11 +582,14 @@ class Channel(asyncio.Protocol):
         if self.closed.done():
             return
         self.closed.set_result(reason)
-        _fail(self._hello, GuestFailed(reason))
+        error = GuestFailed(reason)
+        if not self._hello.done():
+            self._hello.set_exception(error)
         for process in list(self._processes.values()):
             process.fail(GuestFailed(reason))
         for future in self._requests.values():
-            _fail(future, GuestFailed(reason))
+            if not future.done():
+                future.set_exception(GuestFailed(reason))
         self._processes.clear()
         self._incoming = iter(())
         if self._transport is not None:
@@ -613,10 +621,9 @@ def _resolve(future: asyncio.Future[_T], value: _T) -> bool:
     return True
 
 
-def _fail(future: asyncio.Future[Any], error: SkerryError) -> None:
-    """Unless it is done. Whoever awaited it may have gone: that nobody sees the error is no fault."""
-    if not future.done():
-        future.set_exception(error)
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Mark an exception as seen: whoever awaited the future may have gone."""
+    if not future.cancelled():
         future.exception()
 
 

@@ -155,9 +155,11 @@ class Operation:
     errors: tuple[type[SkerryError], ...] = ()
     websocket: bool = False
     defaults: dict[str, Any] = field(init=False)
-    verbs: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         defaults = {parameter.name: parameter.default for parameter in self.query}
         object.__setattr__(self, "defaults", defaults)
-        object.__setattr__(self, "verbs", tuple(verb for verb in (self.verb, self.and_verb) if verb))
+
+    @property
+    def verbs(self) -> tuple[str, ...]:
+        return tuple(verb for verb in (self.verb, self.and_verb) if verb)
