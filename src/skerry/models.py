@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
@@ -39,15 +39,16 @@ class _Wire:
     """A dataclass that travels as JSON. Unknown keys are ignored, so that old clients read new daemons."""
 
     __slots__ = ()
+    __match_args__: tuple[str, ...] = ()
+    """The names of its fields: every dataclass has them at hand."""
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:
-        names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-        return cls(**{k: v for k, v in raw.items() if k in names})
+        return cls(**{name: raw[name] for name in cls.__match_args__ if name in raw})
 
     def to_dict(self) -> dict[str, Any]:
         # Not asdict(): none of them holds another, and its deep copies cost more than everything around them.
-        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in self.__match_args__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,18 +176,7 @@ class ExecutionResult(_Wire):
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:
-        return cls(
-            execution_id=raw["execution_id"],
-            outcome=Outcome(raw["outcome"]),
-            exit_code=raw["exit_code"],
-            stdout_bytes=decode_bytes(raw["stdout"], raw.get("stdout_encoding", "utf-8")),
-            stderr_bytes=decode_bytes(raw["stderr"], raw.get("stderr_encoding", "utf-8")),
-            stdout_size=raw["stdout_size"],
-            stderr_size=raw["stderr_size"],
-            duration_seconds=raw["duration_seconds"],
-            usage=Usage.from_dict(raw.get("usage") or {}),
-            message=raw.get("message", ""),
-        )
+        return cls(**_finished(raw))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +193,7 @@ class CodeResult(ExecutionResult):
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:
-        result = ExecutionResult.from_dict(raw)
-        values = {f.name: getattr(result, f.name) for f in fields(result)}
-        return cls(**values, language=raw["language"], version=raw["version"])
+        return cls(**_finished(raw), language=raw["language"], version=raw["version"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,9 +298,8 @@ class SessionResult(ExecutionResult):
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:
-        plain = ExecutionResult.from_dict(raw)
         return cls(
-            **{f.name: getattr(plain, f.name) for f in fields(plain)},
+            **_finished(raw),
             values=tuple(Value.from_dict(value) for value in raw.get("values") or ()),
             raised=None if raw.get("raised") is None else Raised.from_dict(raw["raised"]),
             crashed=raw.get("crashed", False),
@@ -397,6 +384,22 @@ class ImageInfo(_Wire):
     size: int = 0
     created_at: float = 0.0
     description: str = ""
+
+
+def _finished(raw: dict[str, Any]) -> dict[str, Any]:
+    """The fields that every result of an execution has, out of its wire form."""
+    return {
+        "execution_id": raw["execution_id"],
+        "outcome": Outcome(raw["outcome"]),
+        "exit_code": raw["exit_code"],
+        "stdout_bytes": decode_bytes(raw["stdout"], raw.get("stdout_encoding", "utf-8")),
+        "stderr_bytes": decode_bytes(raw["stderr"], raw.get("stderr_encoding", "utf-8")),
+        "stdout_size": raw["stdout_size"],
+        "stderr_size": raw["stderr_size"],
+        "duration_seconds": raw["duration_seconds"],
+        "usage": Usage.from_dict(raw.get("usage") or {}),
+        "message": raw.get("message", ""),
+    }
 
 
 _CONTROL = bytes({*range(32), 127} - set(b"\t\n\r"))
