@@ -74,6 +74,17 @@ async def test_attaching_shows_recent_output_and_then_what_follows(box: Box) -> 
     again.forget()
 
 
+async def test_what_is_started_after_attaching_takes_no_id_from_it(box: Box) -> None:
+    process = await box.start("sh", "-c", "read x; exit 4", stdin=True, keep=True)
+    await exchange(box)
+    again = await box.channel.attach(process.id)
+    for _ in range(process.id + 1):
+        await (await box.start("true")).wait()
+    await again.write(b"\n")
+    assert (await asyncio.wait_for(again.wait(), 60)).code == 4
+    again.forget()
+
+
 async def test_attaching_on_the_same_connection_takes_over(box: Box) -> None:
     process = await box.start("sh", "-c", "echo one; read x; echo two", stdin=True, keep=True)
     await expect(process, b"one")

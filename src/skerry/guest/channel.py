@@ -379,6 +379,8 @@ class Channel(asyncio.Protocol):
         for _ in range(PROCESSES_MAX):
             self.check_open()
             self._last_process = self._last_process % (REQUESTS - 1) + 1
+            if self._last_process in self._processes:  # it was attached to
+                continue
             process = GuestProcess(self, self._last_process, replies=start.replies)
             self._processes[process.id] = process
             self._useless = 0
