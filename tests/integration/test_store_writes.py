@@ -231,28 +231,38 @@ class Disk:
         return await asyncio.to_thread(self.asked.get, timeout=30)
 
 
-def test_nobody_is_told_before_the_disk_has_it_unless_early(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _waits(tx: Connection) -> bool:
+    """Whether COMMIT returns when the disk has it."""
+    return bool(tx.rows("PRAGMA synchronous")[0][0] == 2)
+
+
+def test_what_is_early_is_told_of_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(store: Store) -> None:
         disk = Disk(monkeypatch)
-        write = store.write(lambda tx: quotas.put(tx, Quota(tenant="t")))
+        early = store.write_early(_waits)
+        assert not await early.committed
         assert await disk.wanted() == f"{tmp_path}/store.db-wal"
-        early = store.write_early(lambda tx: quotas.put(tx, Quota(tenant="u")))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(write), 0.05)  # enough for a premature answer to arrive
-        disk.may.release()
-        await write
-        await early.committed
-        assert await disk.wanted() == f"{tmp_path}/store.db-wal"
-        # The next transaction does not wait for the disk.
-        next = store.write_early(lambda tx: quotas.get(tx, "u"))
-        assert (await next.committed) is not None
+        # The next transactions do not wait for the disk, unless it is asked for.
+        assert not await store.write_early(_waits).committed
+        assert await store.write(_waits)
         assert not early.synced.done()
-        disk.may.release(2)
-        await early.synced
-        await next.synced
+        last = store.write_early(_waits)
+        assert not await last.committed
         disk.may.release(100)
+        await early.synced
+        await last.synced
+
+    on(f"sqlite://{tmp_path}/store.db", test)
+
+
+def test_many_early_ones_at_once_wait_for_one_sync(tmp_path: Path) -> None:
+    async def test(store: Store) -> None:
+        gate, first = await held(store)
+        many = [store.write_early(_waits) for _ in range(20)]
+        gate.open.set()
+        await first
+        assert all(await asyncio.gather(*(each.committed for each in many)))
+        await asyncio.gather(*(each.synced for each in many))
 
     on(f"sqlite://{tmp_path}/store.db", test)
 
@@ -275,7 +285,7 @@ def test_what_the_disk_does_not_take_is_an_error(tmp_path: Path, monkeypatch: py
             await early.synced
         assert caught.value.detail == {"written": "unknown"}
         with pytest.raises(StoreUnavailable, match="cannot be synced"):
-            await store.write(put("b"))
+            await store.write_early(put("b")).synced
         disk.error = 0
         await store.write(put("c"))
         # What could not be synced is in the database itself, or would be lost with what came after it.
@@ -288,7 +298,7 @@ def test_what_the_disk_does_not_take_is_an_error(tmp_path: Path, monkeypatch: py
     on(f"sqlite://{tmp_path}/store.db", test)
 
 
-def test_the_files_of_sqlite_are_private(tmp_path: Path) -> None:
+def test_the_files_of_sqlite_are_private_and_every_commit_is_synced(tmp_path: Path) -> None:
     path = tmp_path / "made" / "store.db"
 
     async def test(store: Store) -> None:
@@ -297,9 +307,9 @@ def test_the_files_of_sqlite_are_private(tmp_path: Path) -> None:
         assert sorted(names) == ["store.db", "store.db-shm", "store.db-wal"]
         assert {stat.S_IMODE((path.parent / name).stat().st_mode) for name in names} == {0o600}
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-        pragmas = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        pragmas = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")  # 2 is FULL
         found = await store.write(lambda tx: [tx.rows(f"PRAGMA {name}")[0][0] for name in pragmas])
-        assert found == ["wal", 1, 1, 5000]
+        assert found == ["wal", 2, 1, 5000]
 
     before = os.umask(0)
     try:

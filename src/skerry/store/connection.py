@@ -38,12 +38,13 @@ class Connection(ABC):
         """How many rows a statement changed."""
 
     @abstractmethod
-    def begin(self) -> None: ...
+    def begin(self, *, early: bool = False) -> None:
+        """With `early`, `commit()` need not wait for the disk, and `sync()` follows."""
 
     @abstractmethod
     def commit(self) -> None:
-        """Returns when nothing of it can be lost with this process. `detail["written"]` of a StoreUnavailable is
-        "unknown" when the answer was lost on the way."""
+        """Returns when everything is on disk; with `early`, when nothing of it can be lost with this process.
+        `detail["written"]` of a StoreUnavailable is "unknown" when the answer was lost on the way."""
 
     @abstractmethod
     def sync(self) -> None:

@@ -87,7 +87,7 @@ class PostgresConnection(Connection):
         except (psycopg.Error, UnicodeEncodeError) as error:
             raise _translate(error) from error
 
-    def begin(self) -> None:
+    def begin(self, *, early: bool = False) -> None:
         self.run(self._begin)
 
     def commit(self) -> None:

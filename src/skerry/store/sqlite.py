@@ -1,7 +1,7 @@
 """SQLite: one file and its log (WAL).
 
-A commit is written to the log, `sync` brings that to the disk: together they are `synchronous = FULL`. Before a
-checkpoint, and when it begins to use the log anew, SQLite syncs by itself."""
+A commit that is early is `synchronous = NORMAL`: written to the log, which `sync` brings to the disk. Together they are
+what FULL does. Before a checkpoint, and when it begins to use the log anew, SQLite syncs by itself."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SqliteDatabase(Database):
             ) from error
 
     def writer(self) -> Connection:
-        return SqliteConnection(self._path, "BEGIN IMMEDIATE", "PRAGMA synchronous = NORMAL", _CHECKPOINT)
+        return SqliteConnection(self._path, "BEGIN IMMEDIATE", "PRAGMA synchronous = FULL", _CHECKPOINT)
 
     def reader(self) -> Connection:
         return SqliteConnection(self._path, "BEGIN", "PRAGMA query_only = ON")
@@ -60,6 +60,7 @@ class SqliteConnection(Connection):
     def __init__(self, path: str, begin: str, *pragmas: str) -> None:
         self._path = path
         self._begin = begin
+        self._early = False
         self._log: int | None = None
         self._syncing = threading.Lock()
         try:
@@ -101,7 +102,10 @@ class SqliteConnection(Connection):
         except (sqlite3.Error, UnicodeEncodeError, OverflowError) as error:
             raise self._translate(error) from error
 
-    def begin(self) -> None:
+    def begin(self, *, early: bool = False) -> None:
+        if early is not self._early:
+            self.run(f"PRAGMA synchronous = {'NORMAL' if early else 'FULL'}")
+            self._early = early
         self.run(self._begin)
 
     def commit(self) -> None:
