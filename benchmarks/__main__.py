@@ -85,8 +85,6 @@ def measure(rounds: int, environments: int) -> int:
         results["egress"] = egress.measure(3)
         _progress("")
     results["missing"] = found.missing
-    if "intent" in times:
-        results["audit_share"] = [times["intent"].median / times[key].median for key in ("execute", "run")]
     results["times"] = {key: asdict(summary) for key, summary in times.items()}
 
     (HERE / "results.json").write_text(json.dumps(results, indent=2) + "\n")

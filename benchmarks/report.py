@@ -162,10 +162,6 @@ def _call(name: str, values: Mapping[str, float]) -> Call:
 def facts(results: Mapping[str, Any]) -> list[str]:
     """What is not a time, in sentences."""
     said = [f"Not measured: {what}: {why}." for what, why in results["missing"].items()]
-    if (share := results.get("audit_share")) is not None:
-        said.append(
-            f"Of `env.execute` and `env.run`, the audit's intent takes {share[0]:.0%} and {share[1]:.0%}."
-        )
     if found := results.get("code"):
         without = found["without"]
         beside = f", in bubblewrap {without['bubblewrap']:.0f}" if "bubblewrap" in without else ""

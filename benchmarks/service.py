@@ -107,7 +107,7 @@ async def _all_at_once(
 
 @contextmanager
 def intent(folder: Path) -> Iterator[list[Subject]]:
-    """What every command waits for before it runs: its intent in the audit, committed and synced, on the same disk."""
+    """What every command has before anybody sees its output: its intent in the audit, on the same disk."""
     entry = audit.Entry(
         at=time.time(),
         kind="intent",
