@@ -57,7 +57,7 @@ def store(place: Path) -> ImageStore:
 def built(store: ImageStore) -> Iterator[tuple[Image, list[Progress]]]:
     before = mounts()
     steps: list[Progress] = []
-    image = build(tools(("sh", "-c", 'echo "$LANG as $(id -u)" > /made-by-command')), store, steps.append)
+    image = build(tools(("sh", "-c", 'echo "$LC_CTYPE as $(id -u)" > /made-by-command')), store, steps.append)
     assert [line for line in mounts() if str(store.root) in line] == [
         line for line in before if str(store.root) in line
     ]

@@ -118,11 +118,6 @@ def test_the_ratios_to_llm_sandbox() -> None:
     assert report.beside_llm_sandbox(GOOD_TIMES) == []
 
 
-def test_what_the_audit_takes_is_told() -> None:
-    results = {"missing": {}, "audit_share": [0.19, 0.151]}
-    assert report.facts(results) == ["Of `env.execute` and `env.run`, the audit's intent takes 19% and 15%."]
-
-
 def test_the_way_out_in_one_sentence() -> None:
     direct = {"download": 2 << 30, "upload": 3 << 30, "trip": 2e-5, "connect": 3e-4, "together": 1.4}
     proxy = {"download": 1 << 30, "upload": 1 << 30, "trip": 6e-5, "connect": 5e-4, "together": 1.6}

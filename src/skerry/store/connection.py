@@ -64,8 +64,11 @@ class Database(ABC):
     """Where connections come from."""
 
     @abstractmethod
-    def writer(self) -> Connection:
-        """A connection whose transactions write. Raises StoreUnavailable, StoreUnusable."""
+    def writer(self, *, repair: bool = False) -> Connection:
+        """A connection whose transactions write. Raises StoreUnavailable, StoreUnusable.
+
+        With `repair`, what an earlier one could not sync is on disk before anything is added to it.
+        """
 
     @abstractmethod
     def reader(self) -> Connection:

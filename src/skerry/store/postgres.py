@@ -38,7 +38,7 @@ class PostgresDatabase(Database):
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def writer(self) -> Connection:
+    def writer(self, *, repair: bool = False) -> Connection:
         return PostgresConnection(self._url, "BEGIN")
 
     def reader(self) -> Connection:

@@ -5,6 +5,7 @@ what FULL does. Before a checkpoint, and when it begins to use the log anew, SQL
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import threading
@@ -15,8 +16,6 @@ from skerry.errors import Conflict, InvalidRequest, StoreUnavailable, StoreUnusa
 from skerry.store.connection import Aborted, Connection, Database, Parameters, Row
 
 BUSY_MILLISECONDS = 5000
-_CHECKPOINT = "PRAGMA wal_checkpoint(TRUNCATE)"
-"""What an earlier connection could not sync comes into the database itself before anything is added to it."""
 _UNUSABLE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _HINTS = {
     sqlite3.SQLITE_FULL: "make room on its disk",
@@ -44,8 +43,11 @@ class SqliteDatabase(Database):
                 f"cannot open {path}: {error.strerror}", hint="does it belong to this user?"
             ) from error
 
-    def writer(self) -> Connection:
-        return SqliteConnection(self._path, "BEGIN IMMEDIATE", "PRAGMA synchronous = FULL", _CHECKPOINT)
+    def writer(self, *, repair: bool = False) -> Connection:
+        pragmas = ["PRAGMA synchronous = FULL"]
+        if repair:
+            pragmas.append("PRAGMA wal_checkpoint(TRUNCATE)")  # from the log into the database itself
+        return SqliteConnection(self._path, "BEGIN IMMEDIATE", *pragmas)
 
     def reader(self) -> Connection:
         return SqliteConnection(self._path, "BEGIN", "PRAGMA query_only = ON")
@@ -60,7 +62,7 @@ class SqliteConnection(Connection):
     def __init__(self, path: str, begin: str, *pragmas: str) -> None:
         self._path = path
         self._begin = begin
-        self._early = False
+        self._early = self._closed = False
         self._log: int | None = None
         self._syncing = threading.Lock()
         try:
@@ -114,7 +116,9 @@ class SqliteConnection(Connection):
     def sync(self) -> None:
         try:
             with self._syncing:
-                if self._log is None:  # it is there since the first commit, until the connection is closed
+                if self._closed:
+                    raise OSError(errno.EBADF, "its connection is closed")
+                if self._log is None:  # it is there since the first commit
                     self._log = os.open(f"{self._path}-wal", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
                 os.fdatasync(self._log)
         except OSError as error:
@@ -129,6 +133,7 @@ class SqliteConnection(Connection):
     def close(self) -> None:
         self._db.close()
         with self._syncing:
+            self._closed = True
             if self._log is not None:
                 os.close(self._log)
                 self._log = None

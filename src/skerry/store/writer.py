@@ -75,8 +75,8 @@ class Writer:
         self._later: list[_Piece] = []
         self._timer: asyncio.TimerHandle | None = None
         self._committed: SimpleQueue[tuple[Connection, list[_Piece]] | None] = SimpleQueue()
-        self._broken: Connection | None = None
-        """One that could not be synced: what it wrote is not to be built upon."""
+        self._broken = False
+        """Whether something could not be synced: until that is repaired, nothing is to be built upon it."""
         self._threads = [
             threading.Thread(target=self._serve, name="skerry-store-writer", daemon=True),
             threading.Thread(target=self._serve_disk, name="skerry-store-disk", daemon=True),
@@ -180,7 +180,7 @@ class Writer:
         try:
             tx.sync()
         except BaseException as error:
-            self._broken = tx
+            self._broken = True
             for piece in batch:
                 piece.unsynced = error
         _tell(batch, _Piece.tell)
@@ -196,7 +196,7 @@ class Writer:
 
     def _begin(self, early: bool) -> Connection:
         """A connection with a transaction; a connection that broke while it was idle is replaced."""
-        if self._tx is not None and self._tx is self._broken:
+        if self._broken:
             self._drop()
         if self._tx is not None:
             try:
@@ -204,7 +204,8 @@ class Writer:
                 return self._tx
             except StoreUnavailable:
                 self._drop()
-        tx = self._database.writer()
+        tx = self._database.writer(repair=self._broken)
+        self._broken = False
         try:
             tx.begin(early=early)
         except BaseException:
