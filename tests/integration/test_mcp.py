@@ -186,8 +186,7 @@ def test_a_long_run_tells_of_its_progress(transport: str, home: Path) -> None:
 
         async def tell(progress: float, total: float | None, message: str | None) -> None:
             told.append((progress, message))
-            if len(told) == 1:
-                await call(client, "environment.write_file", path="go", content="")
+            await call(client, "environment.write_file", path="go", content="")
 
         command = "until [ -e go ]; do sleep 0.05; done; echo went"
         result = await client.call_tool(
