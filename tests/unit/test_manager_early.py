@@ -14,8 +14,9 @@ from skerry.manager.calls import Call
 from skerry.manager.commands import Command
 from skerry.manager.environment import Environment
 from skerry.manager.executions import Executions
+from skerry.manager.line import Line
 from skerry.manager.output import STDOUT, Log
-from skerry.models import Outcome, State
+from skerry.models import Outcome, State, Usage
 from skerry.store import Written
 from skerry.store.audit import Entry
 from tests.unit.stubs import (
@@ -165,6 +166,38 @@ async def test_output_of_a_call_waits_for_the_disk() -> None:
             disk.set_exception(error)
         await telling
         assert len(tap._queue) == (error is None)
+
+
+@asynchronous
+async def test_the_result_of_a_call_waits_for_the_disk() -> None:
+    disk: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def on_disk() -> None:
+        await asyncio.wait((disk,))
+        disk.result()
+
+    async def nothing(*_: object) -> tuple[Usage, bool]:
+        return Usage(), False
+
+    home = SimpleNamespace(running={}, reset_peak=lambda: None, sample=lambda: None, usage_since=nothing)
+    session: Any = SimpleNamespace(home=home, line=Line(), interrupted=False, end=lambda call: None)
+    session.begin = lambda call: SimpleNamespace(write=nothing)
+    for error in (None, StoreUnavailable("no such disk")):
+        disk = asyncio.get_running_loop().create_future()
+        call = Call(session, {}, on_disk=on_disk)
+        running = asyncio.create_task(call.run())
+        await asyncio.sleep(0)
+        call.on_reply({"token": call.id, "end": None}, b"")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not running.done()
+        if error is None:
+            disk.set_result(None)
+            assert (await running).outcome is Outcome.COMPLETED
+        else:
+            disk.set_exception(error)
+            with pytest.raises(StoreUnavailable):
+                await running
 
 
 @asynchronous

@@ -119,7 +119,10 @@ class Call:
         self.variables: list[Variable] = []
 
     async def run(self) -> SessionResult:
-        """Wait for the session's turn, run it, and say how it ended. Raises Busy, Conflict (it has crashed)."""
+        """Wait for the session's turn, run it, and say how it ended.
+
+        Raises Busy, Conflict (it has crashed), and what `on_disk` does: nobody may see what it did.
+        """
         session = self._session
         try:
             if not await self._turn():
@@ -153,6 +156,8 @@ class Call:
                     session.end(self)
             finally:
                 session.line.leave()
+            if self._on_disk is not None:
+                await self._on_disk()
             return await self._conclude()
         finally:
             self._leave()
