@@ -22,6 +22,7 @@ void applet_complain(int error, const char *what);
 _Noreturn void applet_fail(int error, const char *what);
 _Noreturn void applet_bad(const char *what); /* an archive that makes no sense */
 void applet_remark(int error, const char *what);
+extern void (*applet_on_remark)(int error, const char *what); /* NULL, or told of every remark and complaint */
 
 void applet_put(const void *data, size_t len); /* buffered; fails the applet when stdout does */
 void applet_flush(void);

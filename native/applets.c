@@ -31,6 +31,7 @@
 /* ---- Errors ---- */
 
 bool applet_partial;
+void (*applet_on_remark)(int error, const char *what);
 
 static size_t put_line(int error, const char *what)
 {
@@ -52,6 +53,8 @@ static size_t put_line(int error, const char *what)
 void applet_remark(int error, const char *what)
 {
     static size_t written;
+    if (applet_on_remark != NULL)
+        applet_on_remark(error, what);
     if (written < MAX_REMARKS)
         written += put_line(error, what);
 }

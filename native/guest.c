@@ -24,12 +24,13 @@
 #define QUEUE_HIGH (256 * 1024)
 #define QUEUE_MAX (8 * 1024 * 1024) /* replies pile up only if the host asks and never reads: cut it off */
 #define TICK_NS (4 * 1000 * 1000)
+#define PACE_NS (5 * 1000 * 1000)
 
 struct sk_guest_config sk_config;
 struct sk_roots sk_roots;
 
 static int epoll_fd;
-static struct sk_source listener, host = { .fd = -1 }, children, ticker;
+static struct sk_source listener, host = { .fd = -1 }, children, ticker, pacer;
 static bool greeted, running = true;
 static uint64_t alone_since;
 
@@ -74,6 +75,12 @@ void sk_tick(bool on)
     timerfd_settime(ticker.fd, 0, &spec, NULL);
 }
 
+void sk_pace(void)
+{
+    struct itimerspec spec = { .it_value = { 0, PACE_NS } };
+    timerfd_settime(pacer.fd, 0, &spec, NULL);
+}
+
 /* ---- the connection ---- */
 
 static void disconnect(void)
@@ -87,6 +94,7 @@ static void disconnect(void)
     greeted = false;
     alone_since = sk_now_ms();
     sk_process_disconnected();
+    sk_file_disconnected();
 }
 
 bool sk_connected(void)
@@ -121,7 +129,7 @@ static void flush(void)
     }
     sk_watch(&host, queue_len ? EPOLLIN | EPOLLOUT : EPOLLIN);
     if (congested && !sk_congested())
-        sk_process_uncongested();
+        sk_process_rearm();
 }
 
 static bool enqueue(const void *data, size_t len)
@@ -343,6 +351,14 @@ static void ticker_ready(struct sk_source *source, uint32_t events)
         sk_process_tick();
 }
 
+static void pacer_ready(struct sk_source *source, uint32_t events)
+{
+    uint64_t count;
+    (void)events;
+    if (read(source->fd, &count, sizeof count) == sizeof count)
+        sk_process_rearm();
+}
+
 /* How long to wait for something to happen; 0: too long without a host, which will not come back. */
 static int patience_ms(void)
 {
@@ -366,11 +382,13 @@ int sk_guest_main(void)
     listener = (struct sk_source){ .fd = sk_config.listen_fd, .ready = listener_ready };
     children = (struct sk_source){ .fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK), .ready = children_ready };
     ticker = (struct sk_source){ .fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK), .ready = ticker_ready };
-    if (epoll_fd < 0 || children.fd < 0 || ticker.fd < 0 || fcntl(listener.fd, F_SETFL, O_NONBLOCK) < 0)
+    pacer = (struct sk_source){ .fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK), .ready = pacer_ready };
+    if (epoll_fd < 0 || children.fd < 0 || ticker.fd < 0 || pacer.fd < 0 || fcntl(listener.fd, F_SETFL, O_NONBLOCK) < 0)
         return 1;
     sk_watch(&listener, EPOLLIN);
     sk_watch(&children, EPOLLIN);
     sk_watch(&ticker, EPOLLIN);
+    sk_watch(&pacer, EPOLLIN);
     alone_since = sk_now_ms();
     while (running) {
         struct epoll_event event; /* one at a time: handling one may free the owner of another */

@@ -67,6 +67,7 @@ struct capability_data {
 
 /* PR_SET_SECUREBITS: no root, no setuid fixup, no ambient raise, each locked, and keep_caps locked at off */
 #define SECUREBITS_NOTHING 0xefu
+#define SECUREBIT_NO_SETUID_FIXUP 4u
 
 /* seccomp */
 #define SECCOMP_INSTALL 1u

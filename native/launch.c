@@ -7,6 +7,7 @@
  *
  *   mode rootful|rootless|bare   bare: no namespaces at all (the fake backend)
  *   map UIDS GIDS                contents of uid_map and gid_map
+ *   owner UID                    create the user namespace as this user of the host
  *   cgroup DIR                   be born in this cgroup (v2)
  *   tasks FILE                   open a v1 cgroup's `tasks`, for `join`
  *
@@ -73,6 +74,7 @@ static int slots[SLOTS_MAX];
 static int root_fd = -1, stage_fd = -1;
 static const char *stage_path = "/proc"; /* where it covers the host's, until it is / itself */
 static bool rootful, bare;
+static long owner = -1;
 
 static struct {
     char *path;
@@ -653,7 +655,7 @@ static void execute(struct cursor *c)
     else if (strcmp(c->argv[0], "guest") == 0)
         configure_guest(c);
     else if (strcmp(c->argv[0], "mode") != 0 && strcmp(c->argv[0], "map") != 0 &&
-               strcmp(c->argv[0], "cgroup") != 0 && strcmp(c->argv[0], "tasks") != 0) {
+               strcmp(c->argv[0], "owner") != 0 && strcmp(c->argv[0], "cgroup") != 0 && strcmp(c->argv[0], "tasks") != 0) {
         errno = EINVAL;
         fail("unknown-step", c->argv[0]);
     }
@@ -735,6 +737,28 @@ static void default_signals(void)
         syscall(SYS_rt_sigaction, number, nothing, NULL, 8);
 }
 
+/* The kernel charges what a user namespace uses (inotify, message queues, pending signals, namespaces) to a user
+ * inside and also to the user that created it. Were that root, all environments would share root's limits. The
+ * capabilities stay: the cgroup and the maps still need them. */
+static void become_owner(void)
+{
+    check(prctl(PR_SET_SECUREBITS, SECUREBIT_NO_SETUID_FIXUP, 0, 0, 0), "owner", "securebits");
+    check(setresuid((uid_t)owner, (uid_t)owner, (uid_t)owner), "owner", "setresuid");
+}
+
+/* A daemon that the kernel shall spare has a negative score, which is not for what it starts. Written with root's
+ * capabilities it is also the least to which anybody inside can set it. */
+static void reset_oom_score(void)
+{
+    char score[16] = "";
+    int fd = (int)check(open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC), "oom-score", "open");
+    check(read(fd, score, sizeof score - 1), "oom-score", "read");
+    if (*score == '-')
+        strcpy(score, "0");
+    check(write(fd, score, strlen(score)), "oom-score", "write");
+    close(fd);
+}
+
 int sk_launch_main(void)
 {
     struct cursor c = { 0 };
@@ -755,6 +779,8 @@ int sk_launch_main(void)
         } else if (is(&c, "map", 2)) {
             uids = c.argv[1];
             gids = c.argv[2];
+        } else if (is(&c, "owner", 1)) {
+            owner = number("owner", c.argv[1]);
         } else if (is(&c, "cgroup", 1)) {
             cgroup = c.argv[1];
         } else if (is(&c, "tasks", 1)) {
@@ -781,6 +807,9 @@ int sk_launch_main(void)
         args.flags |= INTO_CGROUP;
         args.cgroup = (uint64_t)check(open(cgroup, O_PATH | O_DIRECTORY | O_CLOEXEC), "cgroup", cgroup);
     }
+    reset_oom_score();
+    if (owner >= 0)
+        become_owner();
     long pid = syscall(NR_CLONE3, &args, sizeof args);
     check(pid, "namespaces", cgroup ? cgroup : "");
     if (pid == 0) {

@@ -4,7 +4,9 @@
  * user than the workload where there is one; it starts the program by vfork, reports how that went and how the
  * program ended, and lives until nothing below it does. So "the tree is gone" is the event of its exit.
  *
- * Output goes to the host as far as the host gave credit; without credit the pipe fills and the program waits.
+ * Output goes to the host as far as the host gave credit; without credit the pipe fills and the program waits. All
+ * that a stream holds goes into one frame. Small frames are paced: a program that writes single bytes all the time has
+ * its pipes read every millisecond, one that writes now and then at once.
  * An execution whose output nobody takes (the host is gone, the program has ended but left others behind that
  * still write) is drained, so that nobody dies of a closed pipe. */
 #define _GNU_SOURCE
@@ -32,6 +34,10 @@
 #define STREAMS 3 /* stdout, stderr, replies */
 #define REPLIES 2
 #define STDIN_WINDOW 65536
+#define TAKE_READS 64    /* reads into one frame: a packet pipe gives one packet for each */
+#define SMALL_FRAME 1024 /* frames below this are paced, so that single bytes come together */
+#define SMALL_BURST 32
+#define SMALL_PER_MS 1
 #define KILL_PATIENCE_MS 2000
 #define PTY_PATIENCE_MS 200
 
@@ -126,9 +132,22 @@ static void remember(struct stream *s, const uint8_t *data, size_t len)
         s->ring[(s->total + i) % RING] = data[i];
 }
 
+/* How many small frames may be sent now. */
+static unsigned small_left = SMALL_BURST;
+
+static void refill_small(void)
+{
+    static uint64_t since;
+    uint64_t now = sk_now_ms(), more = (now - since) * SMALL_PER_MS;
+    small_left = more > SMALL_BURST - small_left ? SMALL_BURST : small_left + (unsigned)more;
+    since = now;
+}
+
 static void send_output(struct stream *s, uint8_t *data, size_t len) /* data[-1] is ours to write */
 {
     data[-1] = s->number;
+    if (len < SMALL_FRAME && small_left > 0)
+        small_left--;
     sk_send(SK_OUTPUT, s->owner->id, data - 1, len + 1);
 }
 
@@ -163,12 +182,19 @@ static bool take(struct stream *s)
         sk_unwatch(&s->source);
         return false;
     }
-    remember(s, chunk + 1, (size_t)n);
-    s->total += (uint64_t)n;
+    size_t len = (size_t)n;
+    for (int reads = 1; reads < TAKE_READS && len < most; reads++) {
+        n = read(s->source.fd, chunk + 1 + len, most - len);
+        if (n <= 0) /* an end, or an error, is there again at the next event */
+            break;
+        len += (size_t)n;
+    }
+    remember(s, chunk + 1, len);
+    s->total += len;
     if (wanted) {
-        s->sent += (uint64_t)n;
-        s->credit -= (uint32_t)n;
-        send_output(s, chunk + 1, (size_t)n);
+        s->sent += len;
+        s->credit -= (uint32_t)len;
+        send_output(s, chunk + 1, len);
     }
     return true;
 }
@@ -191,11 +217,15 @@ static void output_ready(struct sk_source *source, uint32_t events)
     struct stream *s = (struct stream *)source;
     struct sk_process *p = s->owner;
     (void)events;
-    /* A reply comes behind all output that was written before it. */
-    if (s == &p->out[REPLIES] && (!drained(&p->out[0]) || !drained(&p->out[1])))
+    refill_small();
+    if (small_left == 0) {
         sk_watch(source, 0);
-    else
+        sk_pace();
+    } else if (s == &p->out[REPLIES] && (!drained(&p->out[0]) || !drained(&p->out[1]))) {
+        sk_watch(source, 0); /* a reply comes behind all output that was written before it */
+    } else {
         take(s);
+    }
     advance(p);
 }
 
@@ -879,9 +909,13 @@ void sk_process_signal(uint32_t id, int signo)
     if (p->pid > 0) {
         kill(-p->pid, signo);
     } else { /* a shell's command has no process group of its own */
+        /* A fork that has said that it is done is the shell from now on, and not to be signaled. */
         stop_tree(p);
-        signal_tree(signo);
-        if (signo != SIGSTOP)
+        sk_shell_listen(p);
+        bool ended = find(id) != p || p->exited;
+        if (!ended)
+            signal_tree(signo);
+        if (ended || signo != SIGSTOP)
             signal_tree(SIGCONT);
     }
 }
@@ -1024,7 +1058,7 @@ void sk_process_disconnected(void)
     }
 }
 
-void sk_process_uncongested(void)
+void sk_process_rearm(void)
 {
     for (struct sk_process *p = processes; p != NULL; p = p->next)
         rearm(p);

@@ -258,7 +258,8 @@ static void heard(struct shell *sh, const char *line)
             sk_process_hold_input(sh->current, false);
     } else if (sscanf(line, "x %d", &code) == 1) {
         finish(sh, code & 255, 0);
-    } else if (sscanf(line, "d %d %d", &code, &pid) == 2 && sh->current != NULL && sk_parent_of(pid) == sh->pid) {
+    } else if (sscanf(line, "d %d %d", &code, &pid) == 2 && sh->current != NULL && !sk_process_killing(sh->current) &&
+               sk_parent_of(pid) == sh->pid) {
         pid_t old = sh->pid;
         follow(sh, pid);
         if (sh->broken)
@@ -273,7 +274,7 @@ static void heard(struct shell *sh, const char *line)
             tell(sh, order);
         }
     }
-    /* "d" of a fork that is dead already is followed by an "x"; anything else is noise from inside. */
+    /* "d" of a fork that is dead, or being killed, is followed by an "x"; anything else is noise from inside. */
 }
 
 static void said_ready(struct sk_source *source, uint32_t events)
@@ -301,6 +302,15 @@ static void said_ready(struct sk_source *source, uint32_t events)
     }
     if (sh->line_len == sizeof sh->line - 1)
         sh->line_len = 0; /* no line of the loop is that long */
+}
+
+void sk_shell_listen(const struct sk_process *process)
+{
+    for (struct shell *sh = shells; sh != NULL; sh = sh->next)
+        if (sh->current == process && sh->said.armed != 0) {
+            said_ready(&sh->said, EPOLLIN);
+            return;
+        }
 }
 
 static void report_ready(struct sk_source *source, uint32_t events)

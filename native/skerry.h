@@ -69,6 +69,7 @@ enum { /* fields of a request: u8 tag, u32 length, bytes */
     SK_TAG_OFFSET,
     SK_TAG_LENGTH,
     SK_TAG_DATA,
+    SK_TAG_HANDLE,
 };
 
 enum {
@@ -78,6 +79,8 @@ enum {
     SK_FLAG_TRUNCATE = 8,
     SK_FLAG_PARENTS = 16,
     SK_FLAG_REPLIES = 32, /* descriptor 9 of the program is a third stream, which comes behind the other two */
+    SK_FLAG_COMMIT = 64,  /* the last frame of content with a handle: the file gets its name */
+    SK_FLAG_ABORT = 128,  /* no more of that content will come */
 };
 
 /* ---- proto.c: bytes ---- */
@@ -136,6 +139,7 @@ struct sk_source {
 void sk_watch(struct sk_source *source, uint32_t events);
 void sk_unwatch(struct sk_source *source);
 void sk_tick(bool on); /* sk_process_tick() every few milliseconds */
+void sk_pace(void);    /* sk_process_rearm() a millisecond later */
 uint64_t sk_now_ms(void);
 
 /* ---- process.c: executions, their streams and their process trees ---- */
@@ -168,7 +172,7 @@ void sk_process_list(uint32_t request);
 void sk_process_attach(uint32_t id, uint32_t credit);
 void sk_process_forget(uint32_t id);
 void sk_process_disconnected(void); /* the host is gone: drain instead of sending */
-void sk_process_uncongested(void);
+void sk_process_rearm(void); /* output of all of them may be taken again */
 void sk_process_reap(void); /* after SIGCHLD */
 void sk_process_tick(void);
 
@@ -219,12 +223,14 @@ bool sk_shell_reaped(pid_t pid); /* a supervisor died: was it a shell's? */
 bool sk_shell_owns(pid_t pid);   /* is it the supervisor of a shell? */
 /* The processes of the command that `process` is in its shell; false if it is not a shell's. */
 bool sk_shell_tree(const struct sk_process *process, struct sk_tree *tree);
+void sk_shell_listen(const struct sk_process *process); /* has its command ended? Handles what its shell has said */
 bool sk_shell_break(const struct sk_process *process); /* its shell does not notice its end: false if it has none */
 void sk_shell_detach(const struct sk_process *process); /* it is no longer of the shell's concern */
 
 /* ---- files.c: file operations that are short enough for the event loop ---- */
 
 void sk_file_request(uint8_t type, uint32_t id, const uint8_t *payload, size_t len);
+void sk_file_disconnected(void); /* gives up all content that is under way */
 
 /* ---- launch.c ---- */
 

@@ -2,7 +2,14 @@
 #ifndef SKERRY_TAR_FORMAT_H
 #define SKERRY_TAR_FORMAT_H
 
+#include <stdint.h>
+
 #define TAR_BLOCK 512
+#define TAR_SEGMENTS_MAX (1 << 18) /* pieces of one sparse file */
+
+struct tar_segment {
+    int64_t offset, size;
+};
 
 struct tar_header {
     char name[100], mode[8], uid[8], gid[8], size[12], mtime[12], checksum[8], type, link[100];

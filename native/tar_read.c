@@ -29,6 +29,8 @@
 struct entry {
     char path[SK_NAME_LIMIT + 2], link[SK_NAME_LIMIT + 2];
     bool has_path, has_link, has_size, has_mtime; /* given by extended headers, for the next entry */
+    bool sparse, has_sparse_name;                 /* GNU's sparse format 1.0: a map precedes the data */
+    int64_t real_size;                            /* of a sparse file; -1: not given */
     char type;
     mode_t mode;
     int64_t size;
@@ -170,6 +172,27 @@ static bool is(const char *key, size_t len, const char *word)
     return len == strlen(word) && memcmp(key, word, len) == 0;
 }
 
+static const char *const OTHER_SPARSE =
+    "sparse files in this format are not supported: archive with --format=posix, or without --sparse";
+
+/* GNU.sparse.*, of which format 1.0 has these. */
+static void read_sparse(struct entry *e, const char *key, size_t key_len, const char *value, size_t len)
+{
+    if (is(key, key_len, "name")) {
+        if (memchr(value, '\0', len) != NULL)
+            applet_bad("a name has a NUL in it");
+        set_text(e->path, &e->has_path, value, len);
+        e->has_sparse_name = e->has_path;
+    } else if (is(key, key_len, "realsize")) {
+        if ((e->real_size = decimal(value, len).tv_sec) < 0)
+            applet_bad("a size is negative");
+    } else if (is(key, key_len, "major") && is(value, len, "1")) {
+        e->sparse = true;
+    } else if (!is(key, key_len, "minor") || !is(value, len, "0")) {
+        applet_bad(OTHER_SPARSE);
+    }
+}
+
 /* Records "LENGTH KEY=VALUE\n", each LENGTH counting the whole record. */
 static void read_extended(struct entry *e, const char *text, size_t len)
 {
@@ -189,7 +212,8 @@ static void read_extended(struct entry *e, const char *text, size_t len)
         if ((is_path || is_link) && memchr(value, '\0', value_len) != NULL)
             applet_bad("a name has a NUL in it");
         if (is_path) {
-            set_text(e->path, &e->has_path, value, value_len);
+            if (!e->has_sparse_name)
+                set_text(e->path, &e->has_path, value, value_len);
         } else if (is_link) {
             set_text(e->link, &e->has_link, value, value_len);
         } else if (is(key, key_len, "size")) {
@@ -200,7 +224,7 @@ static void read_extended(struct entry *e, const char *text, size_t len)
             e->mtime = decimal(value, value_len);
             e->has_mtime = true;
         } else if (key_len > 11 && memcmp(key, "GNU.sparse.", 11) == 0) {
-            applet_bad("sparse files are not supported: archive without --sparse");
+            read_sparse(e, key + 11, key_len - 11, value, value_len);
         }
     }
 }
@@ -230,7 +254,8 @@ static bool next_entry(struct entry *e)
 {
     static const struct tar_header zeros;
     struct tar_header header;
-    e->has_path = e->has_link = e->has_size = e->has_mtime = false;
+    e->has_path = e->has_link = e->has_size = e->has_mtime = e->sparse = e->has_sparse_name = false;
+    e->real_size = -1;
     for (;;) {
         take(&header, sizeof header);
         if (memcmp(&header, &zeros, sizeof header) == 0)
@@ -264,8 +289,8 @@ static bool next_entry(struct entry *e)
         e->type = e->type == '\0' && len > 0 && e->path[len - 1] == '/' ? '5' : '0';
     if (e->type >= '1' && e->type <= '6')
         e->size = 0;
-    if (e->type == 'S')
-        applet_bad("sparse files are not supported: archive without --sparse");
+    if (e->type == 'S' || (e->real_size >= 0) != e->sparse || (e->sparse && e->type != '0'))
+        applet_bad(OTHER_SPARSE);
     return true;
 }
 
@@ -323,10 +348,80 @@ static bool make_room(int dir, const char *name, int *tries)
     return unlinkat(dir, name, 0) == 0 || errno == ENOENT;
 }
 
+/* A line of the map of a sparse file: a decimal number. `left` is what the entry still holds. */
+static int64_t map_number(int64_t *left)
+{
+    int64_t value = 0;
+    char c = '\0';
+    for (int digits = 0;; digits++) {
+        if (--*left < 0)
+            applet_bad("the map of a sparse file is longer than its entry");
+        take(&c, 1);
+        if (c == '\n' && digits > 0)
+            return value;
+        if (c < '0' || c > '9' || __builtin_mul_overflow(value, 10, &value) ||
+            __builtin_add_overflow(value, c - '0', &value))
+            applet_bad("the map of a sparse file is malformed");
+    }
+}
+
+/* Takes the map, with its padding; the data must fill the rest of the entry exactly. */
+static struct tar_segment *take_map(const struct entry *e, size_t *count)
+{
+    int64_t left = e->size, wanted = map_number(&left), end = 0, data = 0;
+    if (wanted > TAR_SEGMENTS_MAX)
+        applet_bad("a sparse file has too many pieces");
+    struct tar_segment *map = malloc(((size_t)wanted + 1) * sizeof *map);
+    if (map == NULL)
+        applet_fail(ENOMEM, "the map of a sparse file");
+    for (*count = 0; *count < (size_t)wanted; ++*count) {
+        struct tar_segment piece = {.offset = map_number(&left)};
+        piece.size = map_number(&left);
+        if (piece.offset < end || __builtin_add_overflow(piece.offset, piece.size, &end) ||
+            end > e->real_size)
+            applet_bad("the map of a sparse file does not fit the file");
+        data += piece.size;
+        map[*count] = piece;
+    }
+    int64_t pad = padding(e->size - left);
+    if (left - pad != data)
+        applet_bad("the map of a sparse file does not fit its entry");
+    skip(pad);
+    return map;
+}
+
+/* Takes `size` bytes and writes them at the file's position, unless *error is set already. */
+static void take_data(const struct entry *e, int fd, int64_t size, int *error)
+{
+    size_t n;
+    for (int64_t left = size; left > 0; left -= (int64_t)n) {
+        const uint8_t *data = take_some(left, &n);
+        for (size_t done = 0; *error == 0 && done < n;) {
+            ssize_t written = write(fd, data + done, n - done);
+            if (written < 0 && errno != EINTR)
+                entry_error(*error = errno, e->path);
+            done += written > 0 ? (size_t)written : 0;
+        }
+    }
+}
+
+static void take_sparse(const struct entry *e, int fd, int *error)
+{
+    size_t count;
+    struct tar_segment *map = take_map(e, &count);
+    if (ftruncate(fd, e->real_size) < 0)
+        entry_error(*error = errno, e->path);
+    for (size_t i = 0; i < count; i++) {
+        if (*error == 0 && lseek(fd, map[i].offset, SEEK_SET) < 0)
+            entry_error(*error = errno, e->path);
+        take_data(e, fd, map[i].size, error);
+    }
+    free(map);
+}
+
 static void extract_file(const struct entry *e, int dir, const char *name)
 {
     int fd, error = 0, tries = MAX_SWAPS;
-    size_t n;
     while ((fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600)) < 0 &&
            make_room(dir, name, &tries))
         ;
@@ -335,15 +430,10 @@ static void extract_file(const struct entry *e, int dir, const char *name)
         skip(e->size);
         return;
     }
-    for (int64_t left = e->size; left > 0; left -= (int64_t)n) {
-        const uint8_t *data = take_some(left, &n);
-        for (size_t done = 0; error == 0 && done < n;) {
-            ssize_t written = write(fd, data + done, n - done);
-            if (written < 0 && errno != EINTR)
-                entry_error(error = errno, e->path);
-            done += written > 0 ? (size_t)written : 0;
-        }
-    }
+    if (e->sparse)
+        take_sparse(e, fd, &error);
+    else
+        take_data(e, fd, e->size, &error);
     if (error == 0 && (fchmod(fd, e->mode) < 0 ||
                        futimens(fd, (struct timespec[]){{.tv_nsec = UTIME_OMIT}, e->mtime}) < 0))
         entry_error(errno, e->path);

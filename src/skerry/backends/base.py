@@ -94,6 +94,10 @@ class Backend(Protocol):
         """
         ...
 
+    def disk(self, policy: Policy) -> int:
+        """Bytes of the host's disk that the workspace of such an instance may fill. Raises InvalidRequest."""
+        ...
+
     def fixed(self, policy: Policy) -> tuple[object, ...]:
         """What of a policy an instance has for good. Raises InvalidRequest.
 
@@ -106,6 +110,10 @@ class Backend(Protocol):
 
         Raises EnvironmentNotFound, LaunchFailed.
         """
+        ...
+
+    def share(self, environment_id: str, group: str) -> None:
+        """Say whose an instance is: all of one group share the CPU time that one alone would get where it is short."""
         ...
 
     async def adopt(self, spec: InstanceSpec) -> Instance:

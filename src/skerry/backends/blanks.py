@@ -140,7 +140,7 @@ class Blanks:
             cgroup = self._cgroups.create(id_)
             undo.callback(cgroup.remove)
             hit("blank.cgroup")
-            uid_base = uids.claim() if self._rootful else None
+            uid_base = await uids.claim() if self._rootful else None
             if uid_base is not None:
                 undo.callback(uids.release, uid_base)
             hit("blank.claimed")

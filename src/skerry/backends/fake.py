@@ -72,6 +72,9 @@ class FakeBackend:
         self._live[spec.environment_id] = running
         return Instance(spec.environment_id, "program" if spec.program else "disk", workspace, tmp, run)
 
+    def disk(self, policy: Policy) -> int:
+        return 0 if policy.workspace == "memory" else policy.limits.disk
+
     def fixed(self, policy: Policy) -> tuple[object, ...]:
         return (policy.limits.fds,)
 
@@ -146,6 +149,9 @@ class FakeBackend:
 
     def sample(self, environment_id: str) -> Sample:
         return Sample(None, 0)
+
+    def share(self, environment_id: str, group: str) -> None:
+        pass
 
     def reset_peak(self, environment_id: str) -> None:
         pass

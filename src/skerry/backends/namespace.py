@@ -28,10 +28,14 @@ from skerry.errors import (
 from skerry.failpoints import hit
 from skerry.host import mounts, plan, seccomp, uids
 from skerry.host.cgroups import Cgroup, CgroupManager
+from skerry.host.cpu_shares import CpuShares
+from skerry.host.crowds import Crowds
+from skerry.host.disk_shares import DiskShares
 from skerry.host.launcher import Helper, step_failed, try_steps
 from skerry.host.network import Sockets, catch_all, identity, network_of
-from skerry.host.readback import protections
-from skerry.host.volumes import SUBDIR, Volumes
+from skerry.host.readback import protections, user_limits
+from skerry.host.space import Promises, io_limits
+from skerry.host.volumes import SUBDIR, Volumes, device_of
 from skerry.images.hostroot import HostRoots
 from skerry.images.store import Image
 from skerry.models import Enforcement, Usage
@@ -52,6 +56,8 @@ class _Live:
     uid_base: int | None
     network: int | None = None
     """A descriptor, without root."""
+    device: str | None = None
+    """The one that a workspace on disk is on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,12 @@ class NamespaceBackend:
         self._helper = Helper()
         # The parent cgroup is this home's alone, so that sweeping never touches another daemon's environments.
         self._cgroups = CgroupManager.detect(f"skerry-{hashlib.sha256(os.fsencode(home)).hexdigest()[:12]}")
-        self._volumes = Volumes(f"{home}/volumes", spare=READY) if self._rootful else None
+        self._crowds = Crowds(self._cgroups.unified)
+        self._cpu_shares = CpuShares()
+        self._disk_shares = DiskShares(f"{home}/volumes", *io_limits(), cgroups=self._cgroups.io_top)
+        self._volumes = (
+            Volumes(f"{home}/volumes", spare=READY, attached=self._attached) if self._rootful else None
+        )
         if self._volumes is not None and not self._volumes.unavailable():
             self._volumes.want(Limits().disk, Limits().inodes)
         self._host_roots = HostRoots(f"{home}/host")
@@ -82,10 +93,15 @@ class NamespaceBackend:
         self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
         self._live: dict[str, _Live] = {}
         self._facts: dict[str, _Facts] = {}
+        self._promises = Promises(home)
         os.makedirs(self._instances, mode=0o700, exist_ok=True)
         self._blanks = Blanks(self._instances, self._helper, self._cgroups)
         if self._rootful:
             uids.sweep()
+
+    def _attached(self, device: str) -> None:
+        self._cgroups.prepare_io(device)
+        self._disk_shares.add(device)
 
     def capabilities(self) -> Capabilities:
         reason = ""
@@ -106,7 +122,10 @@ class NamespaceBackend:
         hit("create.taken")
         with contextlib.ExitStack() as undo:
             undo.callback(blank.end)
-            root = self._root(spec.image)
+            if kind == "disk":
+                self._promises.make(blank.id, policy.limits.disk, self._written)
+                undo.callback(self._promises.drop, blank.id)
+            root = await self._root(spec.image)
             with contextlib.ExitStack() as descriptors:
                 blank.launch.send(
                     plan.image_steps(root, self._rootful), self._trees(root, blank, descriptors)
@@ -115,6 +134,7 @@ class NamespaceBackend:
             fds = [filter_fd]
             with contextlib.ExitStack() as descriptors:
                 workspace = await self._workspace(kind, policy, blank, fds, descriptors)
+                device = device_of(fds[-1]) if workspace.volume else None
                 self._layers(spec.layers, fds, descriptors)
                 rest = plan.Plan(
                     workspace,
@@ -129,6 +149,8 @@ class NamespaceBackend:
             blank.launch.keep()
             hit("create.kept")
             blank.cgroup.apply(policy.limits)
+            if device is not None:
+                self._disk_shares.give(device, blank.cgroup)
             network = None if blank.network is None else identity(blank.network)
             facts = {"workspace": kind, "shared": root.shared, "network": network}
             blank.directory.note(facts)
@@ -138,7 +160,7 @@ class NamespaceBackend:
             if shared != root.shared:
                 blank.directory.note({**facts, "shared": shared})
             self._live[blank.id] = _Live(
-                blank.cgroup, Running(blank.launch.pid), blank.uid_base, blank.network
+                blank.cgroup, Running(blank.launch.pid), blank.uid_base, blank.network, device
             )
             self._facts[blank.id] = _Facts(policy, kind, shared)
             undo.pop_all()
@@ -149,6 +171,9 @@ class NamespaceBackend:
                 REFILL_AFTER, self._volumes.want, limits.disk, limits.inodes
             )
         return Instance(blank.id, kind, "/workspace")
+
+    def disk(self, policy: Policy) -> int:
+        return policy.limits.disk if self._workspace_kind(policy) == "disk" else 0
 
     def fixed(self, policy: Policy) -> tuple[object, ...]:
         limits, kind = policy.limits, self._workspace_kind(policy)
@@ -169,6 +194,10 @@ class NamespaceBackend:
             live.cgroup.apply(policy.limits)
         self._facts[environment_id] = replace(facts, policy=policy)
 
+    def share(self, environment_id: str, group: str) -> None:
+        if (live := self._live.get(environment_id)) is not None:
+            self._cpu_shares.add(group, environment_id, live.cgroup)
+
     async def adopt(self, spec: InstanceSpec) -> Instance:
         id_ = spec.environment_id
         directory = InstanceDirectory(self._instances, id_)
@@ -183,7 +212,13 @@ class NamespaceBackend:
             running.handle.close()
             raise
         self._live[id_] = live = _Live(cgroup, running, record.uid_base)
+        cgroup.weigh(1)
+        live.device = self._device(running)
+        if live.device is not None:
+            self._disk_shares.give(live.device, cgroup)
         self._facts[id_] = _Facts(spec.policy, facts["workspace"], facts["shared"])
+        if facts["workspace"] == "disk":
+            self._promises.keep(id_, spec.policy.limits.disk)
         if not self._rootful:
             async with self._asking:
                 live.network = await handed_over(directory, facts.get("network"))
@@ -224,8 +259,10 @@ class NamespaceBackend:
 
     async def stop(self, environment_id: str) -> None:
         self._blanks.forget(environment_id)
+        self._cpu_shares.remove(environment_id)
         live = self._live.get(environment_id) or self._left_behind(environment_id)
         if live is not None:
+            self._hurry(live)
             await live.running.kill()
             # Everything inside died with its process 1; this is for what is still on its way out.
             live.cgroup.kill()
@@ -238,10 +275,16 @@ class NamespaceBackend:
         hit("delete.directory")
         last = self._live.pop(environment_id, None)  # of several at once, one closes what is closed once
         self._facts.pop(environment_id, None)
+        self._promises.drop(environment_id)
         if live is not None:
             live.running.handle.close()
         if last is not None and last.network is not None:
             os.close(last.network)
+
+    def _hurry(self, live: _Live) -> None:
+        """Lift the limit of write-back for one that is to end."""
+        if live.device is not None:
+            self._disk_shares.lift(live.device)
 
     def alive(self, environment_id: str) -> bool:
         live = self._live.get(environment_id)
@@ -273,6 +316,8 @@ class NamespaceBackend:
         elif self._rootful:
             rows.append(Enforcement("disk", True, str(limits.disk), "a file system of that size"))
             rows.append(Enforcement("inodes", True, str(limits.inodes), "a file system with so many inodes"))
+            if live.device is not None:
+                rows += live.cgroup.io_limits(live.device)
         else:
             rows.append(
                 Enforcement("disk", False, "", "without root only each file is limited (RLIMIT_FSIZE)")
@@ -281,6 +326,7 @@ class NamespaceBackend:
         rows.append(Enforcement("network", True, "none", "a network namespace with loopback alone"))
         users = "65536 ids of its own" if self._rootful else "one user: the caller"
         rows.append(Enforcement("users", True, users, "a user namespace"))
+        rows.append(user_limits(live.running.handle.pid))
         if facts.shared:
             by = f"others can lock and watch: {', '.join(facts.shared)}"
             rows.append(Enforcement("shared_files", False, "", by))
@@ -304,6 +350,9 @@ class NamespaceBackend:
 
     async def close(self) -> None:
         await self._blanks.close()
+        await asyncio.to_thread(self._crowds.close)
+        await asyncio.to_thread(self._cpu_shares.close)
+        await asyncio.to_thread(self._disk_shares.close)
         if self._volumes is not None:
             await asyncio.to_thread(self._volumes.close)
         for fd in self._filters.values():
@@ -324,6 +373,18 @@ class NamespaceBackend:
                 f"a disk workspace is not possible here: {reason}", hint="ask for workspace 'memory'"
             )
         return policy.workspace
+
+    def _written(self) -> int:
+        """Bytes that the workspaces on disk hold now."""
+        total = 0
+        for id_, facts in self._facts.items():
+            live = self._live.get(id_)
+            if facts.workspace == "disk" and live is not None:
+                with contextlib.suppress(OSError):  # it has just ended
+                    # A mount point in a read-only root: nothing inside can put a link in its place.
+                    found = os.statvfs(f"/proc/{live.running.handle.pid}/root/workspace")
+                    total += (found.f_blocks - found.f_bfree) * found.f_frsize
+        return total
 
     async def _volume(self, policy: Policy, uid_base: int | None) -> int:
         assert self._volumes is not None
@@ -381,14 +442,16 @@ class NamespaceBackend:
         descriptors.callback(os.close, fd)
         return fd
 
-    def _root(self, image: Image) -> plan.Root:
+    async def _root(self, image: Image) -> plan.Root:
         if image.rootfs is not None:
             return plan.Root(tree=str(image.rootfs))
         try:
-            tree, binds = self._host_roots.current()
+            found = self._host_roots.known()
+            if found is None:
+                found = await asyncio.to_thread(self._host_roots.current)
         except OSError as error:
             raise not_made("a copy of the host's /etc", error) from error
-        return plan.Root(tree=tree, binds=binds)
+        return plan.Root(tree=found[0], binds=found[1])
 
     def _filter(self, profile: str) -> int:
         """A descriptor of the compiled profile. Raises InvalidRequest for an unknown one."""
@@ -423,7 +486,15 @@ class NamespaceBackend:
             return None
         if cgroup is None:
             raise PlatformError(f"environment {environment_id} runs without its cgroups")
-        return _Live(cgroup, running, record.uid_base if record else None)
+        return _Live(cgroup, running, record.uid_base if record else None, device=self._device(running))
+
+    def _device(self, running: Running) -> str | None:
+        """The device of its workspace, if that is a volume of ours."""
+        if self._volumes is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                device = device_of(f"/proc/{running.handle.pid}/root/workspace")
+                return device if device.startswith("7:") else None
+        return None
 
 
 def _memory_size(policy: Policy) -> int:

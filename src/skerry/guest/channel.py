@@ -14,8 +14,9 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, NamedTuple, TypeVar, cast
 
 from skerry.errors import (
@@ -32,6 +33,7 @@ from skerry.errors import (
     PathOutside,
     SkerryError,
 )
+from skerry.fairness import SLICE, budget
 from skerry.guest import frames
 from skerry.guest.frames import Flag, Frame, ProtocolError, Tag, Type
 from skerry.guest.records import parse_stat
@@ -49,14 +51,20 @@ START_MAX = frames.PAYLOAD_MAX
 HANDSHAKE_SECONDS = 20.0
 ANSWER_SECONDS = 60.0
 """However busy its environment is, a guest that has not answered by then is broken."""
-FRAMES_MAX, FRAMES_PAUSE = 1000, 0.02
-"""So many frames of one guest are looked at in one go; the next ones so many seconds later."""
+NO_ANSWER = "the guest does not answer"
+RECEIVED_BYTE_SECONDS = 1e-9
+"""Loop time, about, to receive a byte, beside what is done with it."""
+FRAMES_BETWEEN = 16
+"""Frames of one guest that are handled between two looks at the clock: see `skerry.fairness`."""
 USELESS_MAX = 100_000
 """Frames that nobody waits for, from one request of ours to the next. A few are normal when callers go away."""
 UNREAD_MAX = 32 << 20
 """Bytes on their way to a guest: one that lets more pile up does not read."""
-SMALL = 4096
-"""Pieces of output below this are put together while they wait."""
+SMALL, PIECES_MAX = 4096, 64
+"""Pieces of output below this size are put together while they wait: neighbours always; if more than so many pieces
+wait, also those of one stream with others of the other in between."""
+FILES_AT_ONCE = 16
+"""Requests for files that wait for their answers: a guest ends the connection when 64 answers of files wait in it."""
 PROCESSES_MAX = 2049
 """More than a guest holds."""
 REQUESTS = 1 << 31
@@ -162,6 +170,8 @@ class GuestProcess:
         """How it ended, once it has."""
         self._killed: asyncio.Future[None] | None = None
         self._output: deque[tuple[int, bytes | bytearray]] = deque()
+        self._tails: dict[int, bytearray] = {}
+        """The last waiting piece of each stream, if it is a small one."""
         self._credit = {1: WINDOW, 2: WINDOW} | ({REPLIES: WINDOW} if replies else {})
         """What the guest may still send of each stream."""
         self._taken = dict.fromkeys(self._credit, 0)
@@ -178,6 +188,8 @@ class GuestProcess:
         while True:
             while self._output:
                 stream, data = self._output.popleft()
+                if self._tails.get(stream) is data:
+                    del self._tails[stream]
                 yield stream, bytes(data)
                 self._taken[stream] += len(data)
                 if self._taken[stream] >= WINDOW // 4 and not self.exit.done():
@@ -199,7 +211,7 @@ class GuestProcess:
         """How it ended. Raises GuestFailed when the guest went away first."""
         return await asyncio.shield(self.exit)
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | bytearray) -> None:
         """Send input; waits while the program does not take it. Input after its end is dropped."""
         view = memoryview(data)
         async with self._stdin_turn:
@@ -289,14 +301,22 @@ class GuestProcess:
             raise ProtocolError("more output than was granted")
         if not size or self.exit.done():
             return False
-        last = self._output[-1] if self._output else (0, b"")
-        if last[0] == stream and isinstance(last[1], bytearray) and len(last[1]) < SMALL:
-            last[1].extend(memoryview(payload)[1:])
+        tail = self._tails.get(stream)
+        if tail is not None and len(tail) < SMALL and self._may_extend(stream):
+            tail += memoryview(payload)[1:]
+        elif size < SMALL:
+            self._tails[stream] = tail = bytearray(payload[1:])
+            self._output.append((stream, tail))
         else:
-            self._output.append((stream, bytearray(payload[1:]) if size < SMALL else payload[1:]))
+            self._tails.pop(stream, None)
+            self._output.append((stream, payload[1:]))
         if self._waiter is not None:
             _resolve(self._waiter, None)
         return True
+
+    def _may_extend(self, stream: int) -> bool:
+        """Whether more of this stream may go to its last waiting piece. A reply never overtakes output."""
+        return self._output[-1][0] == stream or (len(self._output) >= PIECES_MAX and stream != REPLIES)
 
     def fail(self, error: SkerryError) -> None:
         for future in (self._started, self.exit, self._killed):
@@ -332,17 +352,23 @@ class Channel(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.closed: asyncio.Future[str] = loop.create_future()
+        self._error: SkerryError | None = None
+        """The reason, if it is not the guest's fault."""
         self._hello: asyncio.Future[None] = loop.create_future()
         self._hello.add_done_callback(_retrieve)
         self._transport: asyncio.Transport | None = None
         self._parser = frames.Parser()
         self._incoming: Iterator[Frame] = iter(())
         self._paused = False
+        self.flow = budget(loop).flow()
+        """What this guest makes of work for the loop. Its group is the tenant."""
         self._useless = 0
         self._last_process = 0
         self._last_request = REQUESTS
+        self._last_handle = 0
         self._processes: dict[int, GuestProcess] = {}
         self._requests: dict[int, asyncio.Future[bytes]] = {}
+        self._files = asyncio.Semaphore(FILES_AT_ONCE)
 
     @classmethod
     async def begin(cls, sock: socket.socket) -> Channel:
@@ -361,10 +387,16 @@ class Channel(asyncio.Protocol):
     async def open(cls, sock: socket.socket) -> Channel:
         """As `begin`, and wait for the answer. Raises GuestFailed."""
         channel = await cls.begin(sock)
-        await channel._hello
+        try:
+            await channel._hello
+        except BaseException:
+            channel._end("nobody waits for the greeting any more")
+            raise
         return channel
 
-    async def close(self) -> None:
+    async def close(self, error: SkerryError | None = None) -> None:
+        """Whoever waits for the guest is told `error`, or GuestFailed."""
+        self._error = error
         self._end("closed")
 
     # Executions.
@@ -421,15 +453,19 @@ class Channel(asyncio.Protocol):
         return process
 
     async def processes(self) -> list[GuestProcessInfo]:
-        data, found = await self._request(Type.LIST), []
-        while data:
-            if len(data) < 24:
+        """Raises GuestFailed, also for more than a guest can hold."""
+        data, found, at = await self._request(Type.LIST), list[GuestProcessInfo](), 0
+        while at < len(data):
+            if len(found) == PROCESSES_MAX:
+                raise GuestFailed("the guest lists more executions than it can hold")
+            if len(data) < at + 24:
                 raise GuestFailed("the guest sent a malformed list")
-            id_, pid, exited, code, count, size = struct.unpack_from("<IIIiII", data)
-            if len(data) < 24 + size:
+            id_, pid, exited, code, count, size = struct.unpack_from("<IIIiII", data, at)
+            at += 24 + size
+            if len(data) < at:
                 raise GuestFailed("the guest sent a malformed list")
-            name, data = data[24 : 24 + size], data[24 + size :]
-            found.append(GuestProcessInfo(id_, pid, not exited, code, count, name.decode(errors="replace")))
+            name = data[at - size : at].decode(errors="replace")
+            found.append(GuestProcessInfo(id_, pid, not exited, code, count, name))
         return found
 
     def adopt(self, process: GuestProcess) -> None:
@@ -447,12 +483,31 @@ class Channel(asyncio.Protocol):
         fields += frames.field(Tag.LENGTH, struct.pack("<I", min(length, READ_MAX)))
         return await self._file(Type.FILE_READ, path, fields)
 
-    async def write(self, path: str, data: bytes, offset: int | None = None) -> None:
-        """Write at most WRITE_MAX bytes; without an offset the file is made, or emptied first."""
-        flags = Flag.PARENTS | (Flag.TRUNCATE if offset is None else 0)
+    async def write(
+        self, path: str, data: bytes, offset: int | None = None, *, handle: int = 0, last: bool = False
+    ) -> None:
+        """Write at most WRITE_MAX bytes; without an offset they become the whole content.
+
+        With a handle they are a piece of a new content, which replaces the old one with the `last` piece: see
+        `guest.files.write()`.
+        """
+        flags = Flag.COMMIT * last | (0 if handle and offset is not None else Flag.PARENTS)
+        flags |= Flag.TRUNCATE if offset is None else 0
         fields = frames.field(Tag.FLAGS, struct.pack("<I", flags))
+        if handle:
+            fields += frames.field(Tag.HANDLE, struct.pack("<I", handle))
         fields += frames.field(Tag.OFFSET, struct.pack("<Q", offset or 0)) + frames.field(Tag.DATA, data)
         await self._file(Type.FILE_WRITE, path, fields)
+
+    def new_handle(self) -> int:
+        self._last_handle = self._last_handle % 0xFFFF_FFFF + 1
+        return self._last_handle
+
+    def abort_write(self, path: str, handle: int) -> None:
+        """Give up a new content. Nobody waits for the answer."""
+        fields = frames.field(Tag.FLAGS, struct.pack("<I", Flag.ABORT))
+        fields += frames.field(Tag.HANDLE, struct.pack("<I", handle))
+        self.send(Type.FILE_WRITE, REQUESTS, frames.field(Tag.PATH, path_bytes(path)) + fields)
 
     async def stat(self, path: str) -> FileInfo:
         return parse_stat(await self._file(Type.FILE_STAT, path), path)
@@ -476,8 +531,9 @@ class Channel(asyncio.Protocol):
 
     async def _file(self, type_: Type, path: str, fields: bytes = b"") -> bytes:
         payload = frames.field(Tag.PATH, path_bytes(path)) + fields
+        await self._files.acquire()
         try:
-            return await self._request(type_, payload)
+            return await self._request(type_, payload, self._files.release)
         except SkerryError as error:
             error.detail.setdefault("path", path.encode("utf-8", "replace").decode())
             error.message = error.message.replace("{path}", printable(path))
@@ -487,9 +543,15 @@ class Channel(asyncio.Protocol):
     # The stream.
 
     def check_open(self) -> None:
-        """Raises GuestFailed."""
+        """Raises GuestFailed, or what `close()` was given."""
         if self.closed.done():
-            raise GuestFailed(f"the guest is gone: {self.closed.result()}")
+            raise self._failure(f"the guest is gone: {self.closed.result()}")
+
+    def _failure(self, reason: str) -> SkerryError:
+        """A new one each time: every waiter adds its own traceback."""
+        if self._error is None:
+            return GuestFailed(reason)
+        return type(self._error)(self._error.message, hint=self._error.hint)
 
     def send(self, type_: int, id_: int, payload: bytes = b"") -> None:
         """Queue a frame; on a closed channel it goes nowhere, and whoever waits for an answer has been told."""
@@ -505,49 +567,67 @@ class Channel(asyncio.Protocol):
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await awaited
         except TimeoutError as error:
-            self._end("the guest does not answer")
-            raise GuestFailed("the guest does not answer") from error
+            self._end(NO_ANSWER)
+            raise GuestFailed(NO_ANSWER) from error
 
-    async def _request(self, type_: Type, payload: bytes = b"") -> bytes:
+    async def _request(
+        self, type_: Type, payload: bytes = b"", answered: Callable[[], None] = lambda: None
+    ) -> bytes:
+        """`answered` is called once, also when the caller has gone before: until then the guest is at work on it."""
+        if self.closed.done():
+            answered()
         self.check_open()
         self._last_request = id_ = REQUESTS | (self._last_request + 1) % REQUESTS
         future: asyncio.Future[bytes] = self.loop.create_future()
-        future.add_done_callback(_retrieve)
+        patience = self.loop.call_later(ANSWER_SECONDS, self._end, NO_ANSWER)
+
+        def done(_: asyncio.Future[bytes]) -> None:
+            _retrieve(future)
+            patience.cancel()
+            del self._requests[id_]
+            answered()
+
+        future.add_done_callback(done)
         self._requests[id_] = future
         self._useless = 0
         self.send(type_, id_, payload)
-        try:
-            return await self.answer(future)
-        finally:
-            self._requests.pop(id_, None)
+        return await asyncio.shield(future)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not say so
 
     def data_received(self, data: bytes) -> None:
+        self.flow.spend(len(data) * RECEIVED_BYTE_SECONDS)
         self._incoming = self._parser.feed(data)
         self._look()
 
     def _look(self) -> None:
-        """At the frames that have come, a share at a time: nobody has to wait for a guest that sends too many."""
+        """Handle the frames that have come, for a slice of time; the rest when it is this guest's turn again."""
         if self.closed.done() or self._transport is None:
             return
-        seen = 0
+        began = perf_counter()
+        more = True
         try:
-            for frame in itertools.islice(self._incoming, FRAMES_MAX):
-                seen += 1
-                if not self._on_frame(frame):
-                    self._useless += 1
+            while more:
+                seen = 0
+                for frame in itertools.islice(self._incoming, FRAMES_BETWEEN):
+                    seen += 1
+                    if not self._on_frame(frame):
+                        self._useless += 1
+                more = seen == FRAMES_BETWEEN
+                if perf_counter() - began >= SLICE:
+                    break
             if self._useless > USELESS_MAX:
                 raise ProtocolError("frames that nobody waits for")
         except ProtocolError as error:
             self._end(f"the guest broke the protocol: {error}")
             return
-        if seen == FRAMES_MAX:
-            self.loop.call_later(FRAMES_PAUSE, self._look)
-        if self._paused != (seen == FRAMES_MAX):
-            self._paused = not self._paused
-            (self._transport.pause_reading if self._paused else self._transport.resume_reading)()
+        wait = not self.flow.spend(perf_counter() - began) or more
+        if wait:
+            self.flow.wait(self._look)
+        if self._paused != wait:
+            self._paused = wait
+            (self._transport.pause_reading if wait else self._transport.resume_reading)()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(f"the connection to the guest ended{f': {exc}' if exc else ''}")
@@ -584,16 +664,16 @@ class Channel(asyncio.Protocol):
         if self.closed.done():
             return
         self.closed.set_result(reason)
-        error = GuestFailed(reason)
         if not self._hello.done():
-            self._hello.set_exception(error)
+            self._hello.set_exception(self._failure(reason))
         for process in list(self._processes.values()):
-            process.fail(GuestFailed(reason))
+            process.fail(self._failure(reason))
         for future in self._requests.values():
             if not future.done():
-                future.set_exception(GuestFailed(reason))
+                future.set_exception(self._failure(reason))
         self._processes.clear()
         self._incoming = iter(())
+        self.flow.close()
         if self._transport is not None:
             self._transport.abort()
 
@@ -661,6 +741,7 @@ _FILE_ERRORS: dict[int, tuple[type[SkerryError], str, str]] = {
         "no space left for {path}",
         "remove files, or create the environment with more disk",
     ),
+    errno.EMFILE: (Busy, "{path}: too many files are being written in this environment", "try again later"),
     errno.EFBIG: (DiskFull, "{path} would be larger than the disk limit", ""),
     errno.ENAMETOOLONG: (InvalidRequest, "a name in {path} is too long", "names have at most 255 bytes"),
     errno.EINVAL: (InvalidRequest, "{path} is not a valid path", ""),

@@ -1,27 +1,38 @@
-"""File operations that take long or yield much: each runs as an execution of one of the guest's applets.
+"""File operations that take long or yield much.
 
-So they run as the workload's user inside the environment's own view, under its limits, with flow control, and a
-caller that goes away ends them.
+All but `write` run as executions of the guest's applets: as the workload's user inside the environment's own view,
+under its limits, with flow control, and a caller that goes away ends them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import re
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 
 from skerry.errors import FileConflict, GuestFailed, InvalidRequest, SkerryError
-from skerry.guest.channel import Channel, GuestProcess, Start, file_error, path_bytes, printable
-from skerry.guest.records import parse_stat
+from skerry.fairness import budget
+from skerry.guest.channel import WRITE_MAX, Channel, GuestProcess, Start, file_error, path_bytes, printable
+from skerry.guest.records import name_of, parse_stat
 from skerry.models import FileEvent, FileInfo
 
 RECORD_MAX = 70_000
 LIST_MAX = 200_000
-LIST_BYTES_MAX = 32 << 20
+LIST_BYTES_MAX = 48 << 20
 """Entries in one answer, and what they take; more than this is a job for a command inside."""
+RUN = 1024
+"""Entries that are sorted in one step."""
+RECORD_COST = 48
+"""Bytes that a record takes in memory beside its own."""
+HELD_AT_ONCE = 8 << 10
 WORDS_MAX = 8192
+PARTIAL = 1
+"""The exit status of an applet that has left something out."""
+EVENT_SECONDS = 15e-6
+"""Loop time, about, to decode a file event, to encode it and to send it."""
 
 _ERRNO = re.compile(r"^errno=(\d+) ([^\n]*)", re.MULTILINE)
 _EVENTS = {
@@ -34,6 +45,29 @@ _EVENTS = {
     ord("a"): "attributes",
     ord("o"): "overflow",
 }
+
+
+async def write(channel: Channel, path: str, chunks: AsyncIterator[bytes]) -> None:
+    """Replace a file's content by all chunks, or leave it as it was if not all of them come.
+
+    Content of one piece is one request. The pieces of larger content are kept by the guest, without a name, until the
+    last one has come; a guest that loses its daemon drops them.
+    """
+    handle = sent = 0
+    held = bytearray()
+    try:
+        async for chunk in chunks:
+            held += chunk
+            while len(held) > WRITE_MAX:
+                handle = handle or channel.new_handle()
+                await channel.write(path, bytes(held[:WRITE_MAX]), sent or None, handle=handle)
+                del held[:WRITE_MAX]
+                sent += WRITE_MAX
+        await channel.write(path, bytes(held), sent or None, handle=handle, last=bool(handle))
+    except BaseException:
+        if handle:
+            channel.abort_write(path, handle)
+        raise
 
 
 class _Applet:
@@ -50,8 +84,11 @@ class _Applet:
         path_bytes(path)
         return cls(path, await channel.start(Start(argv=[path, *options], applet=name, stdin=stdin)))
 
-    async def output(self) -> AsyncGenerator[bytes, None]:
-        """What it writes. Raises the error that it names; entries that it left out are a FileConflict at the end."""
+    async def output(self, partial: bool = False) -> AsyncGenerator[bytes, None]:
+        """What it writes. Raises the error that it names; entries that it left out are a FileConflict at the end.
+
+        `partial`: those are fine.
+        """
         words = b""
         try:
             async for stream, data in self.process.output():
@@ -64,7 +101,7 @@ class _Applet:
             if not self.process.exited:
                 with contextlib.suppress(GuestFailed):
                     await self.process.kill()
-        if end.code or end.signal:
+        if (end.code or end.signal) and not (partial and end.code == PARTIAL and not end.signal):
             raise self._error(end.code, words.decode(errors="replace"))
 
     async def finish(self) -> None:
@@ -91,7 +128,7 @@ class _Applet:
 
     def _error(self, code: int, words: str) -> SkerryError:
         found = _ERRNO.findall(words)
-        if code == 1:
+        if code == PARTIAL:
             complaints = "; ".join(text for _, text in found[:3])
             return FileConflict(f"not all of {printable(self._path)} could be processed: {complaints}")
         if not found:
@@ -103,21 +140,66 @@ class _Applet:
         return error
 
 
-async def list_directory(channel: Channel, path: str, recursive: bool = False) -> list[FileInfo]:
-    """The entries of a directory, by name. Raises FileMissing, FileConflict, PathOutside, InvalidRequest."""
+class Listing:
+    """The entries of a directory, by name. Kept as the guest sent them, which takes a tenth of what objects would, and
+    sorted piece by piece: nobody waits for all of them."""
+
+    def __init__(self) -> None:
+        self.weight = 0
+        """Bytes that it takes in memory."""
+        self._runs: list[list[bytes]] = [[]]
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[FileInfo]:
+        return map(parse_stat, heapq.merge(*self._runs, key=name_of))
+
+    def add(self, record: bytes) -> None:
+        """Raises GuestFailed."""
+        parse_stat(record)
+        self._runs[-1].append(record)
+        self._count += 1
+        self.weight += len(record) + RECORD_COST
+        if len(self._runs[-1]) == RUN:
+            self.close()
+            self._runs.append([])
+
+    def close(self) -> None:
+        """Nothing more is added."""
+        self._runs[-1].sort(key=name_of)
+
+
+async def list_directory(
+    channel: Channel,
+    path: str,
+    recursive: bool = False,
+    hold: Callable[[int], bool] = lambda _: True,
+    pause: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0),
+) -> Listing | None:
+    """The entries of a directory. `hold` says whether there is room for so many bytes more; None: there was not.
+
+    Raises FileMissing, FileConflict, PathOutside, InvalidRequest.
+    """
     applet = await _Applet.start(channel, "list", path, *(["-r"] if recursive else []))
-    found: list[FileInfo] = []
-    size = 0
+    found = Listing()
+    held = 0
     async with contextlib.aclosing(applet.records()) as records:
         async for record in records:
-            found.append(parse_stat(record))
-            size += len(record)
-            if len(found) > LIST_MAX or size > LIST_BYTES_MAX:
+            found.add(record)
+            if found.weight - held > HELD_AT_ONCE:
+                if not hold(found.weight - held):
+                    return None
+                held = found.weight
+                await pause()  # more may be there already, and others have waited
+            if len(found) > LIST_MAX or found.weight > LIST_BYTES_MAX:
                 raise InvalidRequest(
                     f"{printable(path)} has too many entries: more than {LIST_MAX}, or with very long names",
                     hint="list a subdirectory, or run find",
                 )
-    return sorted(found, key=lambda entry: entry.path)
+    found.close()
+    return found if hold(found.weight - held) else None
 
 
 async def remove_tree(channel: Channel, path: str) -> None:
@@ -125,10 +207,16 @@ async def remove_tree(channel: Channel, path: str) -> None:
     await (await _Applet.start(channel, "remove", path, "-r")).finish()
 
 
-async def tar(channel: Channel, path: str, contents: bool = False) -> AsyncGenerator[bytes, None]:
-    """A tar archive of `path` by its last name, or of what is in it."""
+async def tar(
+    channel: Channel, path: str, contents: bool = False, partial: bool = False
+) -> AsyncGenerator[bytes, None]:
+    """A tar archive of `path` by its last name, or of what is in it.
+
+    What cannot be read is listed at the end of the archive (native/tar_write.c); unless `partial` it is also a
+    FileConflict, once all else has been written.
+    """
     applet = await _Applet.start(channel, "tar", path, *(["--contents"] if contents else []))
-    async with contextlib.aclosing(applet.output()) as output:
+    async with contextlib.aclosing(applet.output(partial)) as output:
         async for data in output:
             yield data
 
@@ -154,6 +242,8 @@ async def untar(channel: Channel, path: str, archive: AsyncIterator[bytes]) -> N
 async def watch(channel: Channel, path: str, recursive: bool = True) -> AsyncGenerator[FileEvent, None]:
     """Changes as they happen; the first event is `ready`."""
     applet = await _Applet.start(channel, "watch", path, *(["-r"] if recursive else []))
+    # Not the channel's own flow, which may be waiting for its turn to read.
+    flow = budget().flow(channel.flow.group)
     async with contextlib.aclosing(applet.records()) as records:
         async for record in records:
             try:
@@ -165,3 +255,5 @@ async def watch(channel: Channel, path: str, recursive: bool = True) -> AsyncGen
             except (struct.error, KeyError, ValueError) as error:
                 raise GuestFailed("the guest sent a malformed event") from error
             yield event
+            if not flow.spend(EVENT_SECONDS):
+                await flow.turn()

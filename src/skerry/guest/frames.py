@@ -76,6 +76,7 @@ class Tag(IntEnum):
     OFFSET = 22
     LENGTH = 23
     DATA = 24
+    HANDLE = 25
 
 
 class Flag(IntEnum):
@@ -85,6 +86,8 @@ class Flag(IntEnum):
     TRUNCATE = 8
     PARENTS = 16
     REPLIES = 32
+    COMMIT = 64
+    ABORT = 128
 
 
 class Frame(NamedTuple):
@@ -107,10 +110,12 @@ def field(tag: int, data: bytes) -> bytes:
 class Parser:
     """Frames out of a stream that arrives in pieces. Holds the last piece and at most one incomplete frame."""
 
-    __slots__ = ("_buffer",)
+    __slots__ = ("_buffer", "_wanted")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._wanted = 0
+        """Bytes that the buffer must hold before it is worth a look."""
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that `data` completes, one by one; all of them are to be taken before the next call.
@@ -118,16 +123,23 @@ class Parser:
         Raises ProtocolError; the parser is useless afterwards.
         """
         buffer = self._buffer
-        buffer += data
-        at, end = 0, len(buffer)
-        while end - at >= 9:
-            length, type_, id_ = HEADER.unpack_from(buffer, at)
+        if buffer:
+            buffer += data
+            if len(buffer) < self._wanted:
+                return
+            data = bytes(buffer)
+            buffer.clear()
+        at, end = 0, len(data)
+        self._wanted = HEADER.size
+        while end - at >= HEADER.size:
+            length, type_, id_ = HEADER.unpack_from(data, at)
             if not 5 <= length <= PAYLOAD_MAX + 5:
                 raise ProtocolError(f"a frame of {length} bytes")
             if type_ not in FROM_GUEST:
                 raise ProtocolError(f"a frame of type {type_}")
             if end - at < length + 4:
+                self._wanted = length + 4
                 break
-            yield Frame(type_, id_, bytes(buffer[at + 9 : at + 4 + length]))
+            yield Frame(type_, id_, data[at + 9 : at + 4 + length])
             at += length + 4
-        del buffer[:at]
+        buffer += data[at:]

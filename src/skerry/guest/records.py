@@ -42,6 +42,12 @@ def parse_stat(data: bytes, path: str | None = None) -> FileInfo:
         raise GuestFailed(f"the guest sent a malformed file record: {error}") from error
 
 
+def name_of(data: bytes) -> bytes:
+    """The name in a file record that `parse_stat` takes."""
+    at = _STAT.size + 2
+    return data[at : at + int.from_bytes(data[at - 2 : at], "little")]
+
+
 def _counted(data: bytes, at: int) -> tuple[str, int]:
     (length,) = struct.unpack_from("<H", data, at)
     end = at + 2 + length

@@ -22,7 +22,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 LIMITING = ("cpu", "memory", "pids")
-"""The controllers that limits need. Those that only count: io on v2, cpuacct on v1."""
+"""The controllers that limits need. Beside them: io on v2, blkio on v1, and cpuacct on v1, which only counts."""
+
+WEIGHT_PERCENT = 25
+"""What all environments together weigh where CPU is short, against 100 for one program or service of the host."""
 
 FIX = (
     "run the daemon as root, or give it a cgroup of its own: "
@@ -66,10 +69,20 @@ def find_places(parent: str, proc: str) -> Places:
             _prepare_v2(hierarchy, parent, places)
         else:
             _prepare_v1(hierarchy, parent, places)
+    if "cpu" in places.controllers:
+        _yield_to_others(places.controllers["cpu"])
     absent = "no mounted cgroup hierarchy has the controller"
     unusable = [controller for controller in LIMITING if controller not in places.controllers]
     places.missing = {controller: places.missing.get(controller, absent) for controller in unusable}
     return places
+
+
+def _yield_to_others(cpu: str) -> None:
+    """Let the daemon and the rest of the host go first where environments want the same CPU."""
+    for name, share in (("cpu.weight", WEIGHT_PERCENT), ("cpu.shares", 1024 * WEIGHT_PERCENT // 100)):
+        if os.path.exists(f"{cpu}/{name}"):
+            with contextlib.suppress(OSError):
+                write(f"{cpu}/{name}", str(share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +121,7 @@ def _hierarchies(proc: str) -> Iterator[_Hierarchy]:
         if kind == "cgroup2":
             mounted = {""}
         elif kind == "cgroup":
-            mounted = {*LIMITING, "cpuacct"} & {*options.split(",")}
+            mounted = {*LIMITING, "cpuacct", "blkio"} & {*options.split(",")}
         else:
             continue
         fresh = (mounted & paths.keys()) - seen
@@ -133,8 +146,10 @@ def _unescape(text: str) -> str:
 
 
 def _prepare_v1(hierarchy: _Hierarchy, parent: str, places: Places) -> None:
-    counted_elsewhere = {"cpuacct"} if places.unified else set()
-    wanted = hierarchy.controllers - places.controllers.keys() - counted_elsewhere
+    elsewhere = {"cpuacct"} if places.unified else set()
+    if "io" in places.controllers:
+        elsewhere.add("blkio")
+    wanted = hierarchy.controllers - places.controllers.keys() - elsewhere
     if not wanted:
         return
     base = next((path for path in hierarchy.line() if os.access(path, os.W_OK)), None)

@@ -4,7 +4,7 @@ Every environment has one cgroup named `skerry-<id>` in each hierarchy that is n
 (cgroup_places says where):
 
     v2      one, with all controllers
-    v1      one in each of the hierarchies of cpu, cpuacct, memory and pids
+    v1      one in each of the hierarchies of cpu, cpuacct, memory, pids and blkio
     hybrid  as v1 without cpuacct, and one in the v2 hierarchy for cgroup.kill, cgroup.events and cpu.stat
     none    we may not write any: the same interface, enforcing nothing and saying so
 """
@@ -89,6 +89,15 @@ class Cgroup:
             io_write_bytes=written,
             oom_kills=self._oom_kills(),
         )
+
+    def cpu_time(self) -> float | None:
+        """Seconds so far, for any thread: keeps no file open. None: this machine cannot tell, or it is gone."""
+        if self._unified:
+            found = _field(os.fsencode(read_text(f"{self._unified}/cpu.stat")), b"usage_usec")
+            return None if found is None else found / 1e6
+        path = self._dirs.get("cpuacct", "")
+        found = _number(os.fsencode(read_text(f"{path}/cpuacct.usage"))) if path else None
+        return None if found is None else found / 1e9
 
     def oom_kills(self) -> int:
         """Processes that the kernel killed because the memory limit was reached; 0 where it cannot tell."""
@@ -211,6 +220,48 @@ class Cgroup:
         if "pids" in self._dirs:
             self._set("pids", "pids.max", str(limits.pids))
 
+    def weigh(self, parts: int) -> None:
+        """Weigh one of so many parts of the usual where CPU is short. Raises LaunchFailed."""
+        if "cpu" in self._dirs:
+            name, usual = ("cpu.weight", 100) if self._is_v2("cpu") else ("cpu.shares", 1024)
+            self._set("cpu", name, str(max(2, round(usual / parts))), optional=True)
+
+    def limit_io(self, device: str, operations: int, bandwidth: int) -> None:
+        """Limit reads, and writes, of a device (`7:0`) to so many a second, and bytes a second; 0 for no limit.
+
+        On v1 the kernel charges those who read, sync or write directly; what its own threads write back later is
+        charged to nobody. Raises LaunchFailed. Does nothing where there is no such controller.
+        """
+        if "io" in self._dirs:
+            self._set("io", "io.max", _io_max(device, operations, bandwidth), optional=True)
+        elif "blkio" in self._dirs:
+            for name, value in (("iops", operations), ("bps", bandwidth)):
+                for what in ("read", "write"):
+                    self._set(
+                        "blkio", f"blkio.throttle.{what}_{name}_device", f"{device} {value}", optional=True
+                    )
+
+    def io_limits(self, device: str) -> list[Enforcement]:
+        """Operations and bytes a second, as the kernel's own files say now."""
+        return [
+            self._io_limit("io_operations", "iops", device),
+            self._io_limit("io_bandwidth", "bps", device),
+        ]
+
+    def _io_limit(self, name: str, unit: str, device: str) -> Enforcement:
+        if "io" in self._dirs:
+            file, words = "io.max", re.escape(device) + r" .*\bw" + unit + r"=(\d+)"
+        elif "blkio" in self._dirs:
+            file, words = f"blkio.throttle.write_{unit}_device", re.escape(device) + r" (\d+)"
+        else:
+            return Enforcement(name, False, by="no cgroup hierarchy has the controller io, or blkio on v1")
+        found = re.search(
+            f"^{words}", self._setting("io" if file == "io.max" else "blkio", file), re.MULTILINE
+        )
+        if found is None:
+            return Enforcement(name, False, by=f"{file}: no limit is set")
+        return Enforcement(name, True, found[1], file)
+
     def _set(self, controller: str, name: str, value: str, *, optional: bool = False) -> bool:
         path = f"{self._dirs[controller]}/{name}"
         try:
@@ -320,6 +371,27 @@ class CgroupManager:
         except OSError as error:
             raise _failed("make", path, error) from error
 
+    @property
+    def unified(self) -> str | None:
+        """The cgroup of v2 that environments' cgroups are in."""
+        return self._places.unified
+
+    @property
+    def io_top(self) -> str:
+        """The cgroup of v1's blkio that has ours in it; "" on v2."""
+        return os.path.dirname(self._places.controllers.get("blkio", ""))
+
+    def prepare_io(self, device: str) -> None:
+        """Let the kernel get ready to limit a device: the first limit takes it 30 ms, all later ones none."""
+        places = self._places.controllers
+        with contextlib.suppress(OSError):  # then there is no limit, which `io_limits` tells
+            if "io" in places:
+                write(f"{places['io']}/io.max", _io_max(device, 1 << 20, 0))
+                write(f"{places['io']}/io.max", _io_max(device, 0, 0))
+            elif "blkio" in places:
+                for value in (1 << 20, 0):
+                    write(f"{places['blkio']}/blkio.throttle.write_iops_device", f"{device} {value}")
+
     def open(self, environment_id: str) -> Cgroup:
         """The cgroups of an environment that exists, made by an earlier daemon perhaps.
 
@@ -353,6 +425,11 @@ def cpu_quota(millicores: int) -> tuple[int, int]:
     """(quota, period) in µs: 100 ms periods, or 1 s ones where the quota would be under the kernel's 1 ms."""
     period = 100_000 if millicores >= 10 else 1_000_000
     return millicores * period // 1000, period
+
+
+def _io_max(device: str, operations: int, bandwidth: int) -> str:
+    iops, bps = operations or "max", bandwidth or "max"
+    return f"{device} rbps={bps} wbps={bps} riops={iops} wiops={iops}"
 
 
 def _open_counter(path: str) -> int:

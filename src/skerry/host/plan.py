@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 
 from skerry.errors import LaunchFailed
+from skerry.host import uids
 from skerry.host.launcher import Step, encode_steps
 from skerry.policy import MIB, Limits
 
@@ -30,18 +31,30 @@ _LINKS = (
     ("ptmx", "pts/ptmx"),
 )
 
-_MASKED = (
-    *("acpi", "asound", "scsi", "driver", "tty", "dynamic_debug", "pressure"),
+MASKED = (
+    *("acpi", "asound", "bus", "driver", "dynamic_debug", "fs", "irq", "pressure", "scsi", "tty"),
+    *(
+        "allocinfo",
+        "bootconfig",
+        "buddyinfo",
+        "cgroups",
+        "lock_stat",
+        "locks",
+        "mdstat",
+        "pagetypeinfo",
+        "schedstat",
+    ),
+    *("swaps", "vmstat", "zoneinfo"),
     *("kcore", "kmsg", "keys", "key-users", "kallsyms", "kpagecount", "kpageflags", "kpagecgroup", "modules"),
     *("sysrq-trigger", "timer_list", "timer_stats", "latency_stats", "sched_debug", "iomem", "ioports"),
     *("vmallocinfo", "slabinfo", "config.gz", "cmdline", "interrupts", "softirqs", "diskstats", "partitions"),
+    "sys/kernel/random/boot_id",
 )
-"""Below /proc: what tells of the host, or lets one act on it."""
-_READ_ONLY = ("bus", "fs", "irq", "sys")
+"""Below /proc: what tells of the host or of other environments, or lets one act on it. docs/proc.toml has the rest."""
 
 # What the kernel counts for all environments together, or for all of one caller: the most that one gets of it.
-_TERMINALS = 64
-_INOTIFY = {"instances": 32, "watches": 32768}
+TERMINALS = 64
+INOTIFY = {"instances": 32, "watches": 32768}
 _PENDING_SIGNALS = 1024
 _MESSAGE_QUEUES = 256 * 1024
 
@@ -179,7 +192,7 @@ def blank_steps(uid_base: int | None, tasks_files: list[str], cgroup: str | None
     """
     if uid_base is not None:
         ids = f"0 {uid_base} 65536"
-        process: list[Step] = [("mode", "rootful"), ("map", ids, ids)]
+        process: list[Step] = [("mode", "rootful"), ("map", ids, ids), ("owner", str(uids.owner(uid_base)))]
     else:
         process = [("mode", "rootless"), ("map", f"{UID} {os.geteuid()} 1", f"{GID} {os.getegid()} 1")]
     if cgroup:
@@ -205,12 +218,12 @@ def _stage() -> bytes:
             ("dir", "dev/pts", "0755"),
             ("dir", "dev/shm", "0755"),
             *(("place", str(slot), f"dev/{name}") for slot, name in devices),
-            ("devpts", "dev/pts", str(_TERMINALS)),
+            ("devpts", "dev/pts", str(TERMINALS)),
             ("seal", "dev"),
             ("proc", "proc"),
-            *(("sysctl", f"user/max_inotify_{name}", str(value)) for name, value in _INOTIFY.items()),
-            *(("mask", f"proc/{name}") for name in _MASKED),
-            *(("readonly", f"proc/{name}") for name in _READ_ONLY),
+            *(("sysctl", f"user/max_inotify_{name}", str(value)) for name, value in INOTIFY.items()),
+            ("readonly", "proc/sys"),
+            *(("mask", f"proc/{name}") for name in MASKED),
             ("hostname", "skerry"),
             ("loopback",),
             ("rlimit", str(RLIMIT_CORE), NO_DUMPS),

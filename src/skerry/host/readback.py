@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import os
+import sys
 
 from skerry.models import Enforcement
 
 _LANDLOCK_CREATE_RULESET = 444
 _LANDLOCK_ASK_VERSION = 1
+_NS_GET_OWNER_UID = 0xB704
 _STATUS = {
     "no_new_privs": ("NoNewPrivs", "1", "no_new_privs: setuid programs and file capabilities have no effect"),
     "seccomp": ("Seccomp", "2", "a seccomp filter"),
@@ -29,6 +32,27 @@ def landlock() -> tuple[int, str]:
         _LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(_LANDLOCK_ASK_VERSION)
     )
     return (abi, "") if abi >= 1 else (0, os.strerror(ctypes.get_errno()))
+
+
+def user_limits(pid: int) -> Enforcement:
+    """Whom the kernel charges for what it counts for each user: inotify, message queues, signals, namespaces."""
+    counted = "inotify, message queues and pending signals are counted for"
+    shared = Enforcement(
+        "user_limits", False, "", f"{counted} the daemon's user: its environments share them"
+    )
+    if os.geteuid() != 0:
+        return shared
+    try:
+        fd = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            owner = int.from_bytes(fcntl.ioctl(fd, _NS_GET_OWNER_UID, bytes(4)), sys.byteorder)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return Enforcement("user_limits", False, by=f"cannot be read back: {error.strerror}")
+    if owner == 0:
+        return shared
+    return Enforcement("user_limits", True, str(owner), f"{counted} an id that no other environment has")
 
 
 def protections(pid: int, profile: str) -> list[Enforcement]:

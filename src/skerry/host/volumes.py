@@ -33,11 +33,13 @@ import subprocess
 import tempfile
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from skerry.errors import DiskFull, InvalidRequest, LaunchFailed, SkerryError
 from skerry.failpoints import hit
 from skerry.host import mounts
+from skerry.host.space import check_space
 from skerry.policy import GIB, MIB, format_size
 
 SUBDIR = "w"
@@ -80,11 +82,15 @@ _Kind = tuple[int, int]
 class Volumes:
     """Makes volumes and keeps some ready. All methods may be called from any thread."""
 
-    def __init__(self, directory: str, *, spare: int = 2) -> None:
+    def __init__(
+        self, directory: str, *, spare: int = 2, attached: Callable[[str], None] = lambda device: None
+    ) -> None:
         """`directory` is made if need be, private to this user, and belongs to this object alone.
 
-        `spare` is how many of each kind that is wanted are kept ready.
+        `spare` is how many of each kind that is wanted are kept ready. `attached` is called with the number (`7:0`) of
+        each device that a volume is on, before that is handed out.
         """
+        self._attached = attached
         self._directory = directory
         self._spare = spare
         os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -111,7 +117,7 @@ class Volumes:
         with self._tried:
             if self._reason is None:
                 try:
-                    self._check_space()
+                    check_space(self._directory)
                     os.close(self._make(_kind(_SMALLEST, 16)))
                     self._reason = ""
                 except DiskFull:  # for now: says nothing about whether they work
@@ -126,9 +132,8 @@ class Volumes:
         Its SUBDIR is empty, of `uid`:`gid` (as the host counts them) and has room for exactly `size` bytes,
         rounded up to 4 KiB, and `inodes` files. Blocks for milliseconds, for the first of a kind longer.
 
-        Raises InvalidRequest for limits that no volume can have, DiskFull when the host's disk has less free
-        than 5% of its size (at least 512 MiB, at most 10 GiB: volumes take space only as they are filled, so
-        that they can promise more than there is), LaunchFailed when a step fails.
+        Raises InvalidRequest for limits that no volume can have, DiskFull when the host's disk has no more free
+        than its reserve (see `space`), LaunchFailed when a step fails.
         """
         ready = self.take_ready(size, inodes, uid, gid)
         return self._hand_out(self._make(_kind(size, inodes)), uid, gid) if ready is None else ready
@@ -136,7 +141,7 @@ class Volumes:
     def take_ready(self, size: int, inodes: int, uid: int, gid: int) -> int | None:
         """As `take`, but only if one waits, else None: never blocks."""
         kind = _kind(size, inodes)
-        self._check_space()
+        check_space(self._directory)
         with self._changed:
             waiting = self._ready.get(kind)
             if not waiting:
@@ -195,7 +200,7 @@ class Volumes:
                 os.close(surplus)
                 continue
             try:
-                self._check_space()
+                check_space(self._directory)
                 mount = self._make(kind)
             except SkerryError:
                 with self._changed:  # until it is wanted again
@@ -216,16 +221,6 @@ class Volumes:
         return None
 
     # Volumes
-
-    def _check_space(self) -> None:
-        space = os.statvfs(self._directory)
-        free, total = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
-        reserve = max(512 * MIB, min(total // 20, 10 * GIB))
-        if free < reserve:
-            raise DiskFull(
-                f"the disk of {self._directory} has only {format_size(free)} free",
-                hint=f"free space until there are {format_size(reserve)}, or use a workspace in memory",
-            )
 
     def _hand_out(self, mount: int, uid: int, gid: int) -> int:
         try:
@@ -248,6 +243,7 @@ class Volumes:
                 _copy(source.fileno(), file.fileno())
                 mount = self._mount(file.fileno())
             hit("volume.mounted")
+            self._attached(device_of(mount))
             if _room(mount) != kind:
                 os.close(mount)
                 raise LaunchFailed(
@@ -345,6 +341,12 @@ class Volumes:
             )
         for entry in found[:-_TEMPLATES_MAX]:
             os.unlink(entry)
+
+
+def device_of(place: int | str) -> str:
+    """The device that an open directory, or a path, is on, as cgroups name it: `7:0`. Raises OSError."""
+    number = os.stat(place).st_dev
+    return f"{os.major(number)}:{os.minor(number)}"
 
 
 def _kind(size: int, inodes: int) -> _Kind:

@@ -1,26 +1,31 @@
 """Images from definitions, by mmdebstrap: its tar comes down a pipe and is unpacked like any other archive.
 
-So a build by a plain user (inside mmdebstrap's own user namespace) and one by root end alike, and nothing of
-the build is left on the host: mmdebstrap works in a mount namespace of its own, so that its mounts end with it,
-and in a directory of its own.
+A build runs in a user namespace: mmdebstrap's own for a plain user, and for root one with a range of ids that
+nothing else on the host has (`userns.py`), so that scripts of packages never run as the host's root. Nothing of the
+build is left on the host: mmdebstrap works in a mount namespace, so that its mounts end with it, and in a directory of
+its own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from skerry.errors import ImageBuildFailed, InvalidRequest
+from skerry.host import uids
+from skerry.host.space import check_space
 from skerry.host.trees import open_in_root, remove_in, remove_tree
-from skerry.images import apt, preflight
+from skerry.images import apt, preflight, userns
 from skerry.images.definition import Definition
 from skerry.images.host import PATH
 from skerry.images.progress import Progress, Report, silent
@@ -64,30 +69,36 @@ _NOT_INSTALLED = (
 
 
 def build(
-    definition: Definition, store: ImageStore, progress: Report = silent, limits: UnpackLimits | None = None
+    definition: Definition, store: ImageStore, report: Report = silent, limits: UnpackLimits | None = None
 ) -> Image:
-    """Build an image and store it under the definition's name. `progress` is called from other threads too;
+    """Build an image and store it under the definition's name. `report` is called from other threads too;
     what it raises ends the build and is raised from here.
 
     Raises ImageBuildFailed when something is missing, or with the end of the output in `detail["output"]`; DiskFull,
     LimitReached.
     """
     check_name(definition.name)
+
+    def progress(step: Progress) -> None:
+        check_space(str(store.root))
+        report(step)
+
     progress(Progress("checking what a build needs", 0.0))
     program = preflight.check(definition.suite, store.root)
-    mode = "root" if os.geteuid() == 0 else "unshare"
-    with store.staging() as staging:
+    with store.staging() as staging, _ids() as base:
         rootfs = staging / "rootfs"
         rootfs.mkdir()
-        command = [program, f"--mode={mode}", *_arguments(definition, staging)]
-        if mode == "root":
-            command[:0] = ["unshare", "--mount", "--propagation=private", "--"]
+        folder = staging / "build"
+        folder.mkdir()
+        seen = folder if base is None else Path(userns.TMP)
+        command = [program, "--mode=unshare", *_arguments(definition, folder, seen)]
         environment = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
         environment |= {"PATH": PATH, "LC_ALL": "C.UTF-8", "HOME": "/nonexistent"}
-        if mode == "root":
-            environment["TMPDIR"] = str(staging)
+        if base is not None:
+            environment["TMPDIR"] = userns.TMP
+            os.chown(folder, base, base)
         limits = limits or UnpackLimits()
-        with _Run(command, environment, progress) as run, Unpacker(rootfs, limits) as unpacker:
+        with _Run(command, environment, progress, folder, base) as run, Unpacker(rootfs, limits) as unpacker:
             try:
                 unpacker.unpack(run.stdout)
             except InvalidRequest:  # most often cut short, by a build that failed
@@ -105,9 +116,23 @@ def build(
     return image
 
 
-def _arguments(definition: Definition, staging: Path) -> Iterator[str]:
-    settings = staging / "apt.conf"
-    settings.write_text(apt.settings())
+@contextmanager
+def _ids() -> Iterator[int | None]:
+    """The first id of a range for root's build; None for a plain user, who has those of /etc/subuid."""
+    if os.geteuid() != 0:
+        yield None
+        return
+    base = asyncio.run(uids.claim())
+    try:
+        yield base
+    finally:
+        uids.release(base)
+
+
+def _arguments(definition: Definition, folder: Path, seen: Path) -> Iterator[str]:
+    """Files for the build are written into `folder`, which it sees as `seen`."""
+    settings = seen / "apt.conf"
+    (folder / settings.name).write_text(apt.settings())
     yield "--verbose"
     yield "--format=tar"
     yield "--variant=essential"
@@ -125,8 +150,8 @@ def _arguments(definition: Definition, staging: Path) -> Iterator[str]:
     found = apt.sources(definition.suite)
     for name, text in (("sources.list", found.lines), ("sources.sources", found.stanzas)):
         if text:
-            (staging / name).write_text(text)
-            yield str(staging / name)
+            (folder / name).write_text(text)
+            yield str(seen / name)
 
 
 def _forget_the_build(rootfs: Path) -> None:
@@ -144,16 +169,16 @@ def _forget_the_build(rootfs: Path) -> None:
         os.close(root)
 
 
-class _Run:
-    """mmdebstrap at work: its archive on `stdout`, its progress read from what it says."""
-
-    def __init__(self, command: list[str], environment: dict[str, str], progress: Report) -> None:
-        self._progress = progress
-        self._output: deque[str] = deque(maxlen=_OUTPUT_KEPT)
-        self._phase = _PHASES[0]
-        self._packages = self._fetched = self._handled = 0
-        self._refusal: BaseException | None = None
-        self._process = subprocess.Popen(
+def _start(
+    command: list[str], environment: dict[str, str], folder: Path, base: int | None
+) -> subprocess.Popen[bytes]:
+    """With `base`, as root of a user namespace that has the range of ids from there on. Raises ImageBuildFailed."""
+    (ready, told), (waiting, go) = os.pipe(), os.pipe()
+    try:
+        if base is not None:
+            numbers = [str(told), str(waiting)]
+            command = [sys.executable, "-I", userns.__file__, *numbers, str(folder), *command]
+        process = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -161,7 +186,45 @@ class _Run:
             stderr=subprocess.PIPE,
             start_new_session=True,
             cwd="/",
+            pass_fds=() if base is None else (told, waiting),
         )
+        os.close(told)
+        told = -1
+        if base is not None:
+            os.read(ready, 1)  # its end: the namespace is there, or the process is gone
+            try:
+                for kind in ("uid", "gid"):
+                    Path(f"/proc/{process.pid}/{kind}_map").write_text(f"0 {base} {uids.SIZE}")
+            except OSError as error:
+                process.kill()
+                words = process.communicate()[1].decode(errors="replace").strip()
+                raise ImageBuildFailed(f"no user namespace for the build: {words or error}") from error
+            uids.settle(base, process.pid)
+            os.write(go, b"g")
+        return process
+    finally:
+        for fd in (ready, told, waiting, go):
+            if fd >= 0:
+                os.close(fd)
+
+
+class _Run:
+    """mmdebstrap at work: its archive on `stdout`, its progress read from what it says."""
+
+    def __init__(
+        self,
+        command: list[str],
+        environment: dict[str, str],
+        progress: Report,
+        folder: Path,
+        base: int | None,
+    ) -> None:
+        self._progress = progress
+        self._output: deque[str] = deque(maxlen=_OUTPUT_KEPT)
+        self._phase = _PHASES[0]
+        self._packages = self._fetched = self._handled = 0
+        self._refusal: BaseException | None = None
+        self._process = _start(command, environment, folder, base)
         assert self._process.stdout is not None
         self.stdout = self._process.stdout
         self._reader = threading.Thread(target=self._listen, name="skerry-image-build", daemon=True)

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import BinaryIO, Self
 
 from skerry.errors import InvalidRequest
-from skerry.images.tarstream import CHUNK, Readable
+from skerry.tarstream import CHUNK, Readable
 
 _XZ_MEMORY = 256 << 20
 """What `xz -9` needs four times over; a header can ask for 4 GiB."""

@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 
 from skerry.host.trees import remove_tree
@@ -22,25 +23,37 @@ Stamp = tuple[int, int, int]
 _MOUNT_POINTS = ("dev", "proc", "run", "tmp", "workspace")
 
 
+Root = tuple[str, tuple[tuple[str, str], ...]]
+"""A directory, and what is still to be mounted on it as (source, target)."""
+
+
 class HostRoots:
     """The copies below one directory, which is this daemon's alone."""
 
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
         self._key: tuple[HostView | None, list[Stamp]] = (None, [])
-        self._current: tuple[str, tuple[tuple[str, str], ...]] = ("", ())
+        self._current: Root = ("", ())
+        self._making = threading.Lock()
 
-    def current(self) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """(root, what is still to be mounted on it as (source, target)), as the host is now. Raises OSError."""
+    def current(self) -> Root:
+        """As the host is now. Takes tenths of a second when that has changed. Raises OSError."""
+        with self._making:
+            view = host_view()
+            key = view, _stamps(view)
+            if key != self._key:
+                name = hashlib.sha256(repr((view.digest, key[1])).encode()).hexdigest()[:32]
+                root = self._directory / name
+                if not root.exists():
+                    self._make(view, root)
+                large = tuple(bind for bind in view.binds if not bind[1].startswith(SMALL))
+                self._key, self._current = key, (str(root), large)
+            return self._current
+
+    def known(self) -> Root | None:
+        """As `current`, if there is nothing to be made."""
         view = host_view()
-        key = view, _stamps(view)
-        if key != self._key:
-            root = self._directory / hashlib.sha256(repr((view.digest, key[1])).encode()).hexdigest()[:32]
-            if not root.exists():
-                self._make(view, root)
-            large = tuple(bind for bind in view.binds if not bind[1].startswith(SMALL))
-            self._key, self._current = key, (str(root), large)
-        return self._current
+        return self._current if (view, _stamps(view)) == self._key else None
 
     def _make(self, view: HostView, root: Path) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)

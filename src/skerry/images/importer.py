@@ -15,8 +15,8 @@ from skerry.images import oci
 from skerry.images.compression import ArchiveStream
 from skerry.images.progress import Progress, Report, silent
 from skerry.images.store import Image, ImageStore, check_name
-from skerry.images.tarstream import Readable
 from skerry.images.unpack import Unpacker, UnpackLimits
+from skerry.tarstream import Readable
 
 
 def import_archive(

@@ -79,6 +79,7 @@ class ImageStore:
         self.root = root
         self._names = root / "names"
         self._names.mkdir(parents=True, exist_ok=True)
+        root.chmod(0o700)  # whoever can open what is in there can lock it
 
     def list(self) -> list[Image]:
         """Every image: `host`, then by name, then those without one."""

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from skerry.errors import DiskFull, InvalidRequest, LimitReached, PathOutside, PlatformError
+from skerry.host.space import LOOK_EVERY, check_space
 from skerry.host.trees import Step, open_child, open_in_root, remove_in, walk
-from skerry.images.tarstream import CHUNK, Entry, Kind, Readable, TarReader
 from skerry.policy import GIB, format_size
+from skerry.tarstream import CHUNK, Entry, Kind, Readable, TarReader
 
 _T = TypeVar("_T")
 _ANCHOR = os.O_PATH | os.O_DIRECTORY
@@ -58,6 +59,7 @@ class Unpacker:
         self._limits = limits
         self._read = self._written = self._entries = 0
         self._as_root = os.geteuid() == 0
+        self._unchecked = LOOK_EVERY
         self._fresh: set[tuple[int, bytes]] = set()
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
@@ -86,6 +88,10 @@ class Unpacker:
 
     def _count_read(self, amount: int) -> None:
         self._read += amount
+        self._unchecked += amount
+        if self._unchecked >= LOOK_EVERY:
+            self._unchecked = 0
+            check_space(self._root)
         self._check_bytes(self._read)
 
     def _check_bytes(self, amount: int) -> None:

@@ -20,6 +20,13 @@ EXTENDED_MAX = 1 << 20
 """Bytes of one extended header; a path has 4 KiB, a set of extended attributes 64 KiB."""
 SEGMENTS_MAX = 1 << 18
 """Pieces of one sparse file."""
+SKIPPED_MAX = 10_000
+"""Entries of the list of what a guest has left out: see native/tar_write.c."""
+_KNOWN = frozenset(
+    b"path linkpath size uid gid mtime"
+    b" GNU.sparse.name GNU.sparse.realsize GNU.sparse.size GNU.sparse.major GNU.sparse.map".split()
+)
+"""Keys of extended headers; others are not kept, so that a global header costs nothing for each member."""
 _ZEROS = bytes(BLOCK)
 _NO_ARCHIVE = "this is not a tar archive"
 _WRONG_HEADER = "the archive is damaged: a wrong header checksum"
@@ -101,6 +108,10 @@ class TarReader:
         self._left = 0
         self._padding = 0
         self._global: dict[bytes, bytes] = {}
+        self.skipped: list[tuple[bytes, int]] = []
+        """Names that the guest has left out, each with its errno: complete once all entries have been read."""
+        self.skipped_more = 0
+        """How many more there are."""
 
     def __iter__(self) -> Iterator[Entry]:
         extended = _Extended(dict(self._global))
@@ -181,11 +192,25 @@ class TarReader:
                 into.sparse.append((_decimal(value), 0))
             elif key == b"GNU.sparse.numbytes" and into.sparse:
                 into.sparse[-1] = (into.sparse[-1][0], _decimal(value))
+            elif key == b"comment" and value.startswith(b"SKERRY.skipped"):
+                self._note_skipped(value)
+            elif key not in _KNOWN:
+                pass
             elif value:
                 into.values[key] = value
             else:
                 into.values.pop(key, None)
             position = end
+
+    def _note_skipped(self, value: bytes) -> None:
+        key, _, rest = value.partition(b" ")
+        number, _, name = rest.partition(b" ")
+        if key == b"SKERRY.skipped.more":
+            self.skipped_more += _decimal(number)
+        elif len(self.skipped) < SKIPPED_MAX:
+            self.skipped.append((name, _decimal(number)))
+        else:
+            self.skipped_more += 1
 
     def _entry(self, header: bytes, extended: _Extended) -> Entry:
         kind = _KINDS.get(header[156:157])
