@@ -26,11 +26,13 @@ from skerry.egress import dns
 from skerry.egress.addresses import Address
 from skerry.egress.limits import Meter
 from skerry.egress.names import canonical
+from skerry.egress.pace import Pace
 from skerry.egress.relay import Relay
 from skerry.egress.resolver import STANDING_FOR, Resolve, Resolver, Standing
 from skerry.egress.rules import Rules
 from skerry.egress.sniff import WEB, Refused, Screen, looks_like_http, looks_like_tls
 from skerry.errors import SkerryError
+from skerry.fairness import SLICE, Flow
 from skerry.policy import KIB, Limits
 
 DENIALS_MAX = 100
@@ -112,8 +114,9 @@ class Proxy:
         witness: Witness,
         resolve: Resolve,
         meter: Meter,
+        flow: Flow,
     ) -> None:
-        """The sockets must not block, and are the proxy's from now on."""
+        """The sockets must not block, and are the proxy's from now on. `flow` is charged with the loop time."""
         self.rules = rules
         self.denials: deque[Denial] = deque(maxlen=DENIALS_MAX)
         self.denied = 0
@@ -130,11 +133,10 @@ class Proxy:
         self._queries: set[asyncio.Task[None]] = set()
         self._closed = False
         self._loop = asyncio.get_running_loop()
-        self._sockets = [*tcp, *udp]
-        for listener in tcp:
-            self._loop.add_reader(listener, self._accept, listener)
-        for asked in udp:
-            self._loop.add_reader(asked, self._take_queries, asked)
+        self._pace = Pace(flow)
+        self._paused = False
+        self._tcp, self._udp, self._sockets = tcp, udp, [*tcp, *udp]
+        self._listen()
 
     def change(self, rules: Rules, limits: Limits) -> None:
         """From now on these count, also for connections that are open: of too many, the oldest stay."""
@@ -153,6 +155,7 @@ class Proxy:
     async def close(self) -> None:
         """End every connection, and close the sockets."""
         self._closed = True
+        self._pace.close()
         for one in self._sockets:
             if one.fileno() >= 0:
                 self._loop.remove_reader(one)
@@ -163,6 +166,26 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._resolver.close()
+
+    # ---- turns ----
+
+    def _listen(self) -> None:
+        self._paused = False
+        if self._closed:
+            return
+        for listener in self._tcp:
+            self._loop.add_reader(listener, self._accept, listener)
+        for asked in self._udp:
+            self._loop.add_reader(asked, self._take_queries, asked)
+
+    def _spend(self, seconds: float) -> None:
+        """Charge work; with the allowance used up, what comes next stays in the kernel until it is our turn."""
+        if self._pace.spend(seconds) or self._paused:
+            return
+        self._paused = True
+        for one in self._sockets:
+            self._loop.remove_reader(one)
+        self._pace.later(self._listen)
 
     def _why_not(self, connection: Connection) -> str:
         name = canonical(connection.host)
@@ -175,19 +198,26 @@ class Proxy:
     # ---- names ----
 
     def _take_queries(self, asked: socket.socket) -> None:
+        began = time.perf_counter()
         for _ in range(AT_ONCE):
             try:
                 packet, sender = asked.recvfrom(PACKET)
             except OSError:
-                return
-            question = dns.parse(packet)
-            if question is None:
-                if (answer := dns.broken(packet)) is not None:
-                    _reply(asked, answer, sender)
-            elif len(self._queries) < QUERIES_MAX:
-                task = self._loop.create_task(self._answer(asked, sender, question))
-                self._queries.add(task)
-                task.add_done_callback(self._queries.discard)
+                break
+            self._take_query(asked, packet, sender)
+            if time.perf_counter() - began >= SLICE:
+                break
+        self._spend(time.perf_counter() - began)
+
+    def _take_query(self, asked: socket.socket, packet: bytes, sender: tuple[Any, ...]) -> None:
+        question = dns.parse(packet)
+        if question is None:
+            if (answer := dns.broken(packet)) is not None:
+                _reply(asked, answer, sender)
+        elif len(self._queries) < QUERIES_MAX:
+            task = self._loop.create_task(self._pace.metered(self._answer, asked, sender, question))
+            self._queries.add(task)
+            task.add_done_callback(self._queries.discard)
 
     async def _answer(self, asked: socket.socket, sender: tuple[Any, ...], question: dns.Question) -> None:
         code, address, reason = await self._look_up(question)
@@ -215,38 +245,46 @@ class Proxy:
     # ---- connections ----
 
     def _accept(self, listener: socket.socket) -> None:
+        began = time.perf_counter()
         for _ in range(AT_ONCE):
             try:
                 client, _ = listener.accept()
             except BlockingIOError:
-                return
+                break
             except ConnectionError:
                 continue
             except OSError:  # there are too many descriptors
                 self._loop.remove_reader(listener)
                 self._loop.call_later(0.1, self._accept_again, listener)
-                return
-            try:
-                client.setblocking(False)
-                _hold(client, NEAR_BUFFER)
-                address, port = _destination(client)
-            except OSError:  # it has left again
-                client.close()
-                continue
-            name = self._standing.name(address)
-            connection = Connection(name or str(address), port, None if name else address)
-            full = self._meter.enter(len(self.connections))
-            if full and not self._meter.enter_surplus(len(self._surplus)):
-                self._deny(connection.host, port, full)
-                _close(client, reset=True)
-                continue
-            (self._surplus if full else self.connections).add(connection)
-            connection.task = self._loop.create_task(self._serve(client, connection, name, full))
-            # Not by the task itself: one that is cancelled at once never begins.
-            connection.task.add_done_callback(partial(self._ended, client, connection))
+                break
+            self._take(client)
+            if time.perf_counter() - began >= SLICE:
+                break
+        self._spend(time.perf_counter() - began)
+
+    def _take(self, client: socket.socket) -> None:
+        try:
+            client.setblocking(False)
+            _hold(client, NEAR_BUFFER)
+            address, port = _destination(client)
+        except OSError:  # it has left again
+            client.close()
+            return
+        name = self._standing.name(address)
+        connection = Connection(name or str(address), port, None if name else address)
+        full = self._meter.enter(len(self.connections))
+        if full and not self._meter.enter_surplus(len(self._surplus)):
+            self._deny(connection.host, port, full)
+            _close(client, reset=True)
+            return
+        (self._surplus if full else self.connections).add(connection)
+        serving = self._pace.metered(self._serve, client, connection, name, full)
+        connection.task = self._loop.create_task(serving)
+        # Not by the task itself: one that is cancelled at once never begins.
+        connection.task.add_done_callback(partial(self._ended, client, connection))
 
     def _accept_again(self, listener: socket.socket) -> None:
-        if not self._closed:
+        if not self._closed and not self._paused:
             self._loop.add_reader(listener, self._accept, listener)
 
     async def _serve(
@@ -305,7 +343,7 @@ class Proxy:
         server = await self._dial(addresses, connection)
         try:
             count = partial(self._count, connection)
-            await Relay(client, server, screen, count, self._meter.piece).run(first)
+            await Relay(client, server, screen, count, self._meter.piece, self._pace).run(first)
         except BaseException:
             _close(server, reset=True)
             raise

@@ -11,6 +11,7 @@ import contextlib
 import socket
 from collections.abc import Callable
 
+from skerry.egress.pace import Pace
 from skerry.egress.sniff import Screen
 
 SILENT_SECONDS = 30.0
@@ -29,15 +30,17 @@ class Relay:
         screen: Screen | None,
         count: Callable[[int, int], None],
         piece: Callable[[], int],
+        pace: Pace,
     ) -> None:
         """`count` is told how much will be sent and received before it is passed on, and may raise to end it all.
-        `piece` says how many bytes may be held at a time, each way."""
+        `piece` says how many bytes may be held at a time, each way. Every piece waits for its turn at `pace`."""
         self._loop = asyncio.get_running_loop()
         self._client = client
         self._server = server
         self._screen = screen
         self._count = count
         self._piece = piece
+        self._pace = pace
         self._moved = 0
         self._said = b""
         """The first bytes of the server."""
@@ -47,7 +50,11 @@ class Relay:
     async def run(self, first: bytes) -> None:
         """`first` is passed on before all else. Raises OSError, Refused, and what the counters raise."""
         self._moved = len(first)
-        ways = {asyncio.create_task(self._upwards(first)), asyncio.create_task(self._downwards())}
+        metered = self._pace.metered
+        ways = {
+            asyncio.create_task(metered(self._upwards, first)),
+            asyncio.create_task(metered(self._downwards)),
+        }
         try:
             left = ways
             while left:
@@ -74,7 +81,9 @@ class Relay:
                 await self._answered
                 passed = screen.upgraded(self._said.startswith(_ACCEPTED))
                 continue
+            await self._pace.turn()
             data = await self._loop.sock_recv(self._client, self._piece())
+            self._pace.passed_on(len(data))
             if not data:
                 _end(self._server)
                 return
@@ -84,7 +93,12 @@ class Relay:
 
     async def _downwards(self) -> None:
         try:
-            while data := await self._loop.sock_recv(self._server, self._piece()):
+            while True:
+                await self._pace.turn()
+                data = await self._loop.sock_recv(self._server, self._piece())
+                if not data:
+                    break
+                self._pace.passed_on(len(data))
                 self._moved += len(data)
                 if not self._answered.done():
                     self._said += data[: len(_ACCEPTED)]

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from ipaddress import IPv4Address
 
 from skerry.egress.addresses import Address
@@ -17,9 +18,11 @@ STANDING_FOR = ipaddress.ip_network("198.18.0.0/15")
 NAMES_MAX = 10_000
 ADDRESSES_MAX = 8
 """Of one name, that are tried."""
-RESOLVING_MAX = 8
-RESOLVERS = 64
-"""Names that are looked up at once: for one environment at most, and for all together."""
+RESOLVING_FIRST, RESOLVING_MAX = 2, 8
+RESOLVERS = 128
+"""Names that are looked up at once: for one environment, at first and at most, and for all together."""
+SLOW_SECONDS = 1.0
+"""An environment with a lookup that took longer gets one at a time, until its names are answered sooner."""
 KEEP_RESOLVED = 30.0
 
 Resolve = Callable[[str], Awaitable[list[Address]]]
@@ -52,8 +55,9 @@ class Standing:
 class Turns:
     """Lookups of all environments together.
 
-    A name that nobody answers takes many seconds. So that such names leave room for those of others, nobody gets
-    a further turn when it has a quarter of what is left, and whoever has the fewest under way comes first.
+    A name that nobody answers takes many seconds. So that such names leave room for those of others, an environment
+    begins with few turns, gets more while its names are answered soon, and one when they are not; never more than a
+    quarter of what is left. The one with the fewest under way comes first.
     """
 
     def __init__(self, most: int = RESOLVERS) -> None:
@@ -81,10 +85,15 @@ class Turns:
 
     def _give(self) -> None:
         while self._waiting and (left := self._most - sum(self._running.values())):
-            who = min(self._waiting, key=lambda each: self._running.get(each, 0))
-            running = self._running.get(who, 0)
-            if running >= max(1, min(RESOLVING_MAX, left // 4)):
+            may = [
+                each
+                for each in self._waiting
+                if self._running.get(each, 0) < max(1, min(each.allowed, left // 4))
+            ]
+            if not may:
                 return
+            who = min(may, key=lambda each: self._running.get(each, 0))
+            running = self._running.get(who, 0)
             turn = self._waiting[who].popleft()
             if not self._waiting[who]:
                 del self._waiting[who]
@@ -100,6 +109,8 @@ class Resolver:
     """Looks names up, each once at a time, and remembers them for a while."""
 
     def __init__(self, resolve: Resolve, turns: Turns = everybody) -> None:
+        self.allowed = RESOLVING_FIRST
+        """Lookups at once."""
         self._resolve = resolve
         self._turns = turns
         self._known: dict[str, tuple[float, list[Address]]] = {}
@@ -121,7 +132,7 @@ class Resolver:
             await self._turns.begin(self)
             # It goes on, and takes its place, when nobody waits for it any more: a thread cannot be stopped.
             looking = asyncio.ensure_future(self._resolve(name))
-            looking.add_done_callback(self._done)
+            looking.add_done_callback(partial(self._done, time.monotonic()))
             found = (await asyncio.shield(looking))[:ADDRESSES_MAX]
         finally:
             del self._looking[name]
@@ -130,7 +141,9 @@ class Resolver:
         self._known[name] = time.monotonic() + KEEP_RESOLVED, found
         return found
 
-    def _done(self, looking: asyncio.Future[list[Address]]) -> None:
+    def _done(self, began: float, looking: asyncio.Future[list[Address]]) -> None:
+        slow = time.monotonic() - began > SLOW_SECONDS
+        self.allowed = 1 if slow else min(RESOLVING_MAX, self.allowed + 1)
         self._turns.end(self)
         if not looking.cancelled():
             looking.exception()  # whoever waits has it, too
