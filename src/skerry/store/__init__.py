@@ -9,9 +9,19 @@ Only this package speaks SQL.
 
 from __future__ import annotations
 
-from skerry.store import audit, environments, executions, quotas, tokens
+from skerry.store import audit, environments, executions, quotas, retention, tokens
 from skerry.store.connection import Connection
 from skerry.store.store import Store
 from skerry.store.writer import Written
 
-__all__ = ["Connection", "Store", "Written", "audit", "environments", "executions", "quotas", "tokens"]
+__all__ = [
+    "Connection",
+    "Store",
+    "Written",
+    "audit",
+    "environments",
+    "executions",
+    "quotas",
+    "retention",
+    "tokens",
+]

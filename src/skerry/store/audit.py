@@ -7,6 +7,10 @@ Every tenant has a chain of its own. Rows are numbered from 1 without gaps, and
 with 64 zeros before the first. Number and hash of the last row are also kept outside of the rows, in the
 tenant's *head*; appending locks it, so several daemons make one chain.
 
+The oldest rows of a chain can be pruned (see `retention`). Number and hash of the last row that was removed are then
+the tenant's *anchor*, which takes the place of the 64 zeros, and a row of the chain, `audit.prune`, has both in its
+detail.
+
 What `verify` finds: a row that was changed, removed, inserted or moved, also at the end. What it cannot find:
 the work of somebody who can write to the whole database and computes all hashes again from some row on, head
 included, or removes a tenant's rows together with its head. Against that, write a head down elsewhere from
@@ -17,12 +21,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from skerry.errors import Conflict, StoreUnavailable
+from skerry.errors import Conflict, InvalidRequest, StoreUnavailable
 from skerry.store.connection import Connection
 from skerry.store.table import MOST_OF_A_PAGE, Table, Where, canonical, page_size
 
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 
 PAGE = 500
 UNFINISHED_IN = 1000
+PRUNE = "audit.prune"
 _START = "0" * 64
 
 
@@ -90,7 +95,7 @@ _insert = "INSERT INTO audit ({}) VALUES ({})".format(
 
 def append(tx: Connection, tenant: str, entries: Iterable[Entry]) -> Head:
     """Add entries at the end of the tenant's chain; its new head. Raises StoreUnavailable."""
-    last = _lock_head(tx, tenant)
+    last = lock_head(tx, tenant)
     seq, previous = last.seq, last.hash
     for entry in entries:
         seq += 1
@@ -123,6 +128,12 @@ def head(tx: Connection, tenant: str) -> Head:
     return Head(*found[0]) if found else Head(0, _START)
 
 
+def anchor(tx: Connection, tenant: str) -> Head:
+    """Number and hash of the last row that was pruned; (0, zeros) if none was."""
+    found = tx.rows("SELECT seq, hash FROM audit_anchors WHERE tenant = :tenant", {"tenant": tenant})
+    return Head(*found[0]) if found else Head(0, _START)
+
+
 def tenants(tx: Connection) -> list[str]:
     """All that have a chain."""
     found = tx.rows("SELECT tenant FROM audit_heads UNION SELECT tenant FROM audit ORDER BY tenant")
@@ -131,16 +142,30 @@ def tenants(tx: Connection) -> list[str]:
 
 def verify(tx: Connection, tenant: str, remembered: Head | None = None) -> Broken | None:
     """The first place at which the tenant's chain does not hold; None when all of it does, and when the row that
-    `remembered` names is in it. See the top of this module for what cannot be found."""
-    last = Head(0, _START)
-    while rows := _rows_after(tx, tenant, last.seq):
-        for row in rows:
-            broken = _check(row, last)
-            if broken is not None:
-                return broken
-            last = Head(row["seq"], row["hash"])
-            if remembered is not None and remembered.seq == last.seq and remembered != last:
-                return Broken(last.seq, "not the row that was remembered")
+    `remembered` names is in it. See the top of this module for what cannot be found.
+
+    Raises InvalidRequest if the remembered row was pruned.
+    """
+    pruned = last = anchor(tx, tenant)
+    if remembered is not None and remembered.seq < pruned.seq:
+        raise InvalidRequest(
+            f"row {remembered.seq} was pruned", hint=f"compare with row {pruned.seq} or a later one"
+        )
+    if remembered is not None and remembered.seq == pruned.seq and remembered != pruned:
+        return Broken(pruned.seq, "not the row that was remembered")
+    recorded = Head(0, _START)
+    for row in rows_from(tx, tenant, last.seq):
+        broken = check(row, last)
+        if broken is not None:
+            return broken
+        last = Head(row["seq"], row["hash"])
+        if remembered is not None and remembered.seq == last.seq and remembered != last:
+            return Broken(last.seq, "not the row that was remembered")
+        if row["action"] == PRUNE:
+            detail = json.loads(row["detail"])
+            recorded = Head(detail.get("seq"), detail.get("hash"))
+    if recorded != pruned:
+        return Broken(pruned.seq + 1, "rows before it were removed, and no row of the chain says so")
     if head(tx, tenant) != last:
         return Broken(last.seq + 1, "the rows do not end where the head says")
     if remembered is not None and remembered.seq > last.seq:
@@ -194,7 +219,8 @@ def _link(previous: str, values: dict[str, Any]) -> str:
     return hashlib.sha256((previous + canonical(values)).encode()).hexdigest()
 
 
-def _lock_head(tx: Connection, tenant: str) -> Head:
+def lock_head(tx: Connection, tenant: str) -> Head:
+    """The head, which no other transaction changes until the end of this one."""
     sql = f"SELECT seq, hash FROM audit_heads WHERE tenant = :tenant{tx.lock}"
     found = tx.rows(sql, {"tenant": tenant})
     if not found:
@@ -206,16 +232,26 @@ def _lock_head(tx: Connection, tenant: str) -> Head:
     return Head(*found[0])
 
 
-def _rows_after(tx: Connection, tenant: str, seq: int) -> list[dict[str, Any]]:
-    rows = _table.rows(
+def rows_from(tx: Connection, tenant: str, seq: int) -> Iterator[dict[str, Any]]:
+    """All rows after this one, as they are stored."""
+    while rows := _table.rows(
         tx,
         "WHERE tenant = :tenant AND seq > :seq ORDER BY seq LIMIT :size",
         {"tenant": tenant, "seq": seq, "size": MOST_OF_A_PAGE},
-    )
-    return [dict(zip(_table.columns, row, strict=True)) for row in rows]
+    ):
+        for values in rows:
+            row = dict(zip(_table.columns, values, strict=True))
+            seq = row["seq"]
+            yield row
 
 
-def _check(row: dict[str, Any], last: Head) -> Broken | None:
+def load(row: dict[str, Any]) -> AuditRow:
+    """One of `rows_from`."""
+    return _table.load(tuple(row[column] for column in _table.columns))
+
+
+def check(row: dict[str, Any], last: Head) -> Broken | None:
+    """What is wrong with a row, as it is stored, that follows `last`."""
     if row["seq"] != last.seq + 1:
         return Broken(last.seq + 1, f"missing; the next row is {row['seq']}")
     values = {name: value for name, value in row.items() if name != "hash"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,8 @@ class EnvironmentRecord:
     variables: dict[str, str] = field(default_factory=dict)
     cpus: float
     memory: int
+    disk: int = 0
+    """Bytes that its workspace may fill."""
     lifetime: float
     idle: float
     created_at: float
@@ -47,6 +50,13 @@ class EnvironmentRecord:
     outcome: str = ""
 
 
+_BEFORE = {
+    State.CREATING: {State.CREATING},
+    State.RUNNING: {State.CREATING, State.RUNNING},
+    State.DELETING: {State.CREATING, State.RUNNING, State.DELETING},
+    State.ENDED: {State.CREATING, State.RUNNING, State.DELETING},
+}
+"""The states from which a row may enter each state. No row goes back, however late an update comes."""
 _FIXED = {"id", "tenant", "host", "name", "state", "created_at", "created_by"}
 _table = Table("environments", EnvironmentRecord, documents=("policy", "variables", "instance", "usage"))
 
@@ -76,7 +86,8 @@ def change(
     **values: Any,
 ) -> bool:
     """Compare and set: whether the environment was this host's and in one of `states`, and now is in `to`
-    (None: stays where it is) with these columns set. Otherwise nothing changes.
+    (None: stays where it is) with these columns set. Otherwise nothing changes, and no row ever goes back to an
+    earlier state.
 
     With `expired_at` also only if its lease ends at or before that time still: a heartbeat that came first wins.
     """
@@ -85,6 +96,7 @@ def change(
         raise TypeError(f"not a column that changes: {', '.join(sorted(wrong))}")
     if to is not None:
         values["state"] = to
+        states = _BEFORE[State(to)].intersection(states)
     where = Where().equal(id=environment_id, host=host).one_of("state", states)
     if expired_at is not None:
         where.add("expires_at <= :expired_at", expired_at=expired_at)
@@ -199,3 +211,23 @@ def purge(tx: Connection, *, now: float) -> int:
     before = {"before": now - DAY}
     tx.run("DELETE FROM idempotency_keys WHERE created_at < :before", before)
     return tx.run("DELETE FROM environments WHERE state = 'ended' AND ended_at < :before", before)
+
+
+def without_means(values: dict[str, Any]) -> dict[str, Any]:
+    """The columns of an environment that has ended, without what only something running could use."""
+    return {"variables": {}, "policy": {**values["policy"], "allow": []}}
+
+
+def forget_means(tx: Connection, host: str) -> None:
+    """Do that for all that have ended: earlier versions kept everything."""
+    kept = tx.rows(
+        "SELECT id, policy FROM environments WHERE host = :host AND state = 'ended'"
+        " AND (variables <> :none OR policy NOT LIKE :no_rules)",
+        {"host": host, "none": "{}", "no_rules": '%"allow":[]%'},
+    )
+    for environment_id, policy in kept:
+        new = _table.dump(without_means({"policy": json.loads(policy)}))
+        tx.run(
+            "UPDATE environments SET variables = :variables, policy = :policy WHERE id = :id",
+            {"id": environment_id, **new},
+        )

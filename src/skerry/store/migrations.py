@@ -125,6 +125,26 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    (
+        "ALTER TABLE environments ADD COLUMN disk BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE quotas ADD COLUMN disk BIGINT",
+        """
+        CREATE TABLE kept (
+            host TEXT NOT NULL,
+            tenant TEXT NOT NULL,
+            kind TEXT NOT NULL,
+            bytes BIGINT NOT NULL,
+            PRIMARY KEY (host, tenant, kind)
+        )
+        """,
+        """
+        CREATE TABLE audit_anchors (
+            tenant TEXT NOT NULL PRIMARY KEY,
+            seq BIGINT NOT NULL,
+            hash TEXT NOT NULL
+        )
+        """,
+    ),
 )
 
 

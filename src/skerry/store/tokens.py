@@ -92,6 +92,19 @@ def revoke(tx: Connection, token_id: str, *, now: float, tenant: str | None = No
     return tx.run(f"UPDATE tokens SET revoked_at = :now {where}", {**where.parameters, "now": now}) == 1
 
 
+_EXPIRED = "WHERE revoked_at IS NULL AND expires_at <= :now"
+
+
+def expired(tx: Connection, *, now: float) -> bool:
+    """Whether there is something for `expire()` to do."""
+    return bool(tx.rows(f"SELECT id FROM tokens {_EXPIRED} LIMIT 1", {"now": now}))
+
+
+def expire(tx: Connection, *, now: float) -> None:
+    """Revoke the tokens that have expired: a clock that is set back later does not revive them."""
+    tx.run(f"UPDATE tokens SET revoked_at = expires_at {_EXPIRED}", {"now": now})
+
+
 def used(tx: Connection, last: Mapping[str, float]) -> None:
     """Note when each of these tokens was last used. `check` only reads: a write for each request would cost more
     than the request, so who checks collects these and writes them now and then."""

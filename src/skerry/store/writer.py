@@ -25,6 +25,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from skerry.errors import StoreUnavailable
 from skerry.store.connection import Aborted, Connection, Database
+from skerry.store.priority import disk_first
 
 T = TypeVar("T")
 MOST_AT_ONCE = 256
@@ -118,6 +119,7 @@ class Writer:
             thread.join()
 
     def _serve(self) -> None:
+        disk_first()
         stopping = False
         while not stopping:
             batch: list[_Piece] = []
@@ -144,6 +146,7 @@ class Writer:
 
     def _serve_disk(self) -> None:
         """Sync what somebody was told of already, while the next transaction is written."""
+        disk_first()
         stopping = False
         while not stopping:
             found = [self._committed.get()]
