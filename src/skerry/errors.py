@@ -48,8 +48,47 @@ if TYPE_CHECKING:  # importing typing would cost every start of the CLI 4 ms
     from typing import Any, ClassVar
 
 
+MESSAGE_MAX = 4000
+HINT_MAX = 1000
+DETAIL_MAX = 4000
+"""Characters. Texts of errors repeat what a caller sent, which can have megabytes, and what programs wrote."""
+
+
+def shortened(text: str, most: int) -> str:
+    """Text of at most `most` characters: the beginning and the end of a longer one."""
+    if len(text) <= most:
+        return text
+    half = (most - 3) // 2
+    return f"{text[:half]}...{text[-half:]}"
+
+
+def _bounded(detail: dict[str, Any]) -> dict[str, Any]:
+    """At most DETAIL_MAX characters: of long texts both ends, of long lists the last items, of all else what fits."""
+    found: dict[str, Any] = {}
+    left = DETAIL_MAX
+    for name, value in detail.items():
+        left -= len(name)
+        kept: Any = None
+        if isinstance(value, str):
+            kept = shortened(value, max(left, 3))
+        elif isinstance(value, list):
+            kept, room = [], left
+            for item in reversed(value):
+                room -= len(str(item)) + 2
+                if room < 0:
+                    break
+                kept.insert(0, item)
+        elif len(str(value)) <= left:
+            kept = value
+        if left < 0 or kept is None:
+            continue
+        found[name] = kept
+        left -= len(str(kept))
+    return found
+
+
 class SkerryError(Exception):
-    """The root. `message` says what is wrong, `hint` what to do next."""
+    """The root. `message` says what is wrong, `hint` what to do next. All texts are bounded."""
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
@@ -58,9 +97,9 @@ class SkerryError(Exception):
 
     def __init__(self, message: str, *, hint: str = "", detail: dict[str, Any] | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.detail = detail or {}
+        self.message = shortened(message, MESSAGE_MAX)
+        self.hint = shortened(hint, HINT_MAX)
+        self.detail = _bounded(detail) if detail else {}
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
@@ -246,6 +285,11 @@ class StoreUnavailable(PlatformError):
 
 class StoreUnusable(PlatformError):
     code = "store_unusable"
+
+
+def stopping() -> DaemonUnavailable:
+    """The error for calls that a stopping daemon cannot serve."""
+    return DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
 
 
 def _tree(root: type[SkerryError]) -> dict[str, type[SkerryError]]:

@@ -58,7 +58,7 @@ POINTS = {
     "recover.connected": "one environment is taken over, without its executions",
     "recover.recovered": "one environment is taken over",
     "recover.ended": "one that was lost, or half deleted, is at its end",
-    "recover.done": "all is taken over, and nobody can connect yet",
+    "recover.done": "all is taken over, but for what is slow, and nobody can connect yet",
 }
 """Every point, and what is true there."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -328,6 +329,15 @@ class FileInfo(_Wire):
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut(_Wire):
+    """Something that was not copied with its tree."""
+
+    path: str
+    """Its name in the tree; empty for the last of a long list, whose reason says how many more there are."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class FileEvent(_Wire):
     """One change that a watch saw."""
 
@@ -403,19 +413,32 @@ def _finished(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 _CONTROL = bytes({*range(32), 127} - set(b"\t\n\r"))
+ENCODING_STEP = 64 << 10
+"""Bytes that are looked at together: as one text, much output would be a copy four times as large."""
 
 
 def encode_bytes(data: bytes) -> tuple[str, str]:
-    """(text, encoding) for JSON: UTF-8 text as itself, anything else as base64.
+    """(text, encoding) for JSON."""
+    if encoding_of(data) == "utf-8":
+        return data.decode(), "utf-8"
+    return base64.b64encode(data).decode(), "base64"
+
+
+def encoding_of(data: bytes | bytearray) -> str:
+    """How bytes are sent in JSON: UTF-8 text as itself, anything else as base64.
 
     What is mostly control characters is no text either: JSON would make six bytes of each.
     """
-    if len(data) < 1024 or len(data.translate(None, _CONTROL)) * 8 > len(data) * 7:
+    decode = codecs.getincrementaldecoder("utf-8")().decode
+    text = 0
+    for at in range(0, len(data), ENCODING_STEP):
+        piece = data[at : at + ENCODING_STEP]
+        text += len(piece.translate(None, _CONTROL))
         try:
-            return data.decode(), "utf-8"
+            decode(piece, at + len(piece) == len(data))
         except UnicodeDecodeError:
-            pass
-    return base64.b64encode(data).decode(), "base64"
+            return "base64"
+    return "utf-8" if len(data) < 1024 or text * 8 > len(data) * 7 else "base64"
 
 
 def decode_bytes(text: str, encoding: str) -> bytes:

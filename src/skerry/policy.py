@@ -145,7 +145,7 @@ class Policy:
 
     isolation: str = "namespace"
     profile: str = "default"
-    """The system call profile: `default`, `strict` or `debug`."""
+    """The system call profile: `default`, `strict`, `debug` or `filters`."""
     network: str = "none"
     """`none`: loopback alone; `allowlist`: what `allow` names; `public`: every public address. Never internal ones."""
     allow: tuple[str, ...] = ()

@@ -5,6 +5,14 @@
 `SKERRY_PUBLIC_RANGES` and `SKERRY_INTERNAL_RANGES` are addresses that environments with a network may, or may never,
 reach, other than the registries of special addresses say: `10.20.0.0/16, 2001:db8:7::/48`.
 
+`SKERRY_DISK_RESERVE` is the free space on the home's disk that no tenant can use (`20g`), `SKERRY_DISK_OVERCOMMIT` how
+many times what is free beyond it workspaces may be promised (see `host.space`).
+
+`SKERRY_DISK_IOPS` and `SKERRY_DISK_BANDWIDTH` limit what an environment reads, and writes, in a second on its
+workspace; on cgroups v1 those that write at the same time share the latter.
+
+`SKERRY_AUDIT_DAYS` is how long rows of the audit are kept; without it, for ever.
+
 `SKERRY_HOME` is the one directory of a daemon: socket, log, images, volumes, records. Two daemons with two
 homes share nothing. Defaults: `/var/lib/skerry` for root, `$XDG_STATE_HOME/skerry` (or
 `~/.local/state/skerry`) for everybody else, and `/tmp/skerry-<uid>` for a user without a writable home.

@@ -56,7 +56,7 @@ class Digest:
         self.size = 0
         self._hash = hashlib.sha256()
 
-    def update(self, data: bytes) -> None:
+    def update(self, data: bytes | bytearray) -> None:
         self.size += len(data)
         self._hash.update(data)
 

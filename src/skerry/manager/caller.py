@@ -8,6 +8,8 @@ VERBS = ("read", "create", "execute", "write", "delete", "images", "audit", "adm
 """What a token can allow: look at things and read files, create environments, run things in them, write files,
 delete environments, change images, read the tenant's audit, and run the daemon (tokens, quotas, all tenants)."""
 DEFAULT_TENANT = "default"
+OWN_TENANT = "skerry"
+"""The daemon's own, for what it finds out for all tenants: nobody can be given a token of it, or act for it."""
 _ALL = frozenset(VERBS)
 
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from skerry.backends.base import Sample
-from skerry.errors import InvalidRequest, StoreUnavailable
+from skerry.errors import InvalidRequest, SkerryError, StoreUnavailable
 from skerry.guest.channel import Exit
 from skerry.ids import new_id
 from skerry.manager.audit import Digest
 from skerry.manager.commands import OUTPUT_LIMIT
 from skerry.manager.execution import EXIT_INTERNAL, EXIT_KILLED, EXIT_TIMED_OUT
-from skerry.manager.output import STDERR, STDOUT, Entry, Head, Tap, joined
+from skerry.manager.output import STDERR, STDOUT, Entry, Head, Tap
 from skerry.models import Outcome, Raised, SessionResult, Usage, Value, Variable
 from skerry.policy import seconds
 
@@ -50,7 +50,7 @@ class Code:
     """What a caller wants to run in a session. Raises InvalidRequest when it makes no sense."""
 
     text: str
-    stdin: bytes | None = None
+    stdin: bytes | bytearray | None = None
     timeout: float | None = None
     memory: int | None = None
     """Bytes that the interpreter may have while this runs."""
@@ -191,7 +191,7 @@ class Call:
 
     def tap(self) -> Tap:
         """Its output as it comes: unread, it stops the code. See `untap()`."""
-        tap = Tap(self._kept.entries())
+        tap = Tap(self._kept.blocks(), tenant=self._home.tenant)
         self._taps.append(tap)
         return tap
 
@@ -208,10 +208,12 @@ class Call:
                 await self._on_disk()
             except StoreUnavailable:  # which its caller is told
                 return
+        began = time.perf_counter()
         entry = Entry(time.time(), self.id, stream, data)
         self._seen[stream].update(data)
         self._kept.add(entry)
         self._home.log.add(entry)
+        self._home.worked(time.perf_counter() - began)
         for tap in tuple(self._taps):
             await tap.put(entry)
 
@@ -232,6 +234,12 @@ class Call:
         elif "value" in head:
             self._on_value(head, data)
 
+    def fail(self, error: SkerryError) -> None:
+        """Raise this from `run()`: it will have no result."""
+        if not self._done.done():
+            self._done.set_exception(error)
+            self._done.exception()  # its caller may be gone
+
     def lost(self, exit: Exit | None, message: str) -> None:
         """The interpreter is gone."""
         if not self._done.done():
@@ -247,8 +255,7 @@ class Call:
         try:
             return self._place is None or await self._place
         except asyncio.CancelledError:
-            if self._place is not None and self._place.done():
-                line.leave()
+            line.withdraw(self._place)
             raise
 
     def _limit(self, seconds: float, outcome: Outcome, message: str) -> None:
@@ -297,13 +304,12 @@ class Call:
             outcome, code = Outcome.FAILED, _exit_code(self._raised)
         else:
             outcome, code = Outcome.COMPLETED, 0
-        entries = self._kept.entries()
         return SessionResult(
             execution_id=self.id,
             outcome=outcome,
             exit_code=code,
-            stdout_bytes=joined(entries, STDOUT),
-            stderr_bytes=joined(entries, STDERR),
+            stdout_bytes=self._kept.joined(STDOUT),
+            stderr_bytes=self._kept.joined(STDERR),
             stdout_size=self._seen[STDOUT].size,
             stderr_size=self._seen[STDERR].size,
             duration_seconds=duration,

@@ -36,6 +36,7 @@ class Catalogue:
     def ended(self, environment: Environment, at: float) -> None:
         """It lives no more, since this time of our clock."""
         environment.ended_at = at
+        environment.forget_means()
         self.live.pop(environment.id, None)
         if self._names.get((environment.tenant, environment.name)) is environment:
             del self._names[environment.tenant, environment.name]

@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 
 from skerry.backends.base import Layer
-from skerry.errors import DaemonUnavailable, QuotaExceeded, SkerryError
+from skerry.errors import QuotaExceeded, SkerryError, stopping
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel, GuestProcess, Start
 from skerry.images.store import Image, ImageStore
@@ -88,7 +88,7 @@ class Code:
                     hit("code.delivered")
                     self._check_open()
                     command = _command(program, language, environment, cache, found)
-                    _, executions = self._manager.running(caller, environment.id)
+                    _, executions = await self._manager.running(caller, environment.id)
                     launch = _Launch(environment, language, tree[language.file])
                     execution = executions.prepare(caller, command, launch)
                     self._running.add(execution)
@@ -114,6 +114,10 @@ class Code:
         """Returns when the environments of programs that have answered are gone."""
         if self._removing:
             await asyncio.wait(self._removing)
+
+    async def tend(self) -> None:
+        """See `Packages.tend`."""
+        await self._packages.tend()
 
     async def close(self) -> None:
         """Stop what runs; when this returns, nothing of it is left. Its environments are for no next daemon."""
@@ -189,7 +193,7 @@ class Code:
 
     def _check_open(self) -> None:
         if self._closing:
-            raise DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
+            raise stopping()
 
 
 def _command(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from skerry.egress.presets import install_variables
 from skerry.errors import InvalidRequest
-from skerry.guest.channel import Start
+from skerry.guest.channel import START_MAX, Start
 from skerry.policy import MIB, seconds
 
 if TYPE_CHECKING:
@@ -22,6 +22,10 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 USERS: dict[str, int | None] = {"appuser": None, "root": 0}
 """None: whatever user an environment has for its work."""
+VARIABLES_MAX = START_MAX - (8 << 10)
+"""Bytes of an environment's variables: they go with every command, which needs some room as well."""
+_FIELD = 5
+"""Bytes that each argument and each variable takes beside its own."""
 _SHELL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,24}")
 _UTF8 = {"LC_CTYPE": "C.UTF-8"}
 """And no LANG: for that most programs open a dozen files when they start, which say the same as "C"."""
@@ -39,7 +43,7 @@ class Command:
     cwd: str | None = None
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
-    """Variables as well, of which nothing but the names is ever written down."""
+    """Variables of which only the names are ever written down. Other code in the environment can read them."""
     user: str = "appuser"
     timeout: float | None = None
     output_limit: int | None = None
@@ -53,6 +57,14 @@ class Command:
             raise InvalidRequest("give either argv or command")
         if self.argv is not None and not self.argv:
             raise InvalidRequest("argv is empty", hint="its first item is the program")
+        # Before a look at each of them, and before the audit writes them down.
+        size = len(self.text or "") + sum(len(item) + _FIELD for item in self.argv or ())
+        size += _size(self.env) + _size(self.secrets)
+        if size > START_MAX:
+            raise InvalidRequest(
+                f"the command with its variables takes {size} bytes, more than {START_MAX}",
+                hint="write long scripts or data to a file first and run that",
+            )
         if self.argv is not None and not self.argv[0]:
             raise InvalidRequest("argv begins with an empty string", hint="its first item is the program")
         if self.shell and not _SHELL_NAME.fullmatch(self.shell):
@@ -161,6 +173,24 @@ def check_variables(env: dict[str, str]) -> None:
             raise InvalidRequest(f"{name!r} is not a name for a variable")
         _check_text(name, "a variable's name")
         _check_text(value, f"the variable {name}")
+
+
+def check_environment(env: dict[str, str]) -> None:
+    """Raises InvalidRequest for variables that no command of an environment could be started with."""
+    size = _size(env)
+    if size <= VARIABLES_MAX:
+        check_variables(env)
+        size = sum(len(f"{name}{value}".encode("utf-8", "surrogateescape")) for name, value in env.items())
+    if size > VARIABLES_MAX:
+        raise InvalidRequest(
+            f"the variables take {size} bytes, more than {VARIABLES_MAX}",
+            hint="every command gets all of them: write large values to a file",
+        )
+
+
+def _size(env: dict[str, str]) -> int:
+    """Bytes that they take at least."""
+    return sum(len(name) + len(value) + _FIELD + 1 for name, value in env.items())
 
 
 def base_variables(image_env: dict[str, str], workspace: str, env: dict[str, str]) -> dict[str, str]:

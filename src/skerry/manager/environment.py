@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from skerry.backends.base import Backend, Instance, Layer
 from skerry.egress.limits import Traffic
@@ -66,7 +66,15 @@ class Environment:
     preset_variables: dict[str, str] = field(default_factory=dict)
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Of its network: one after the other."""
+    grace_used: bool = False
+    """Whether its lease was prolonged after a restart of the daemon; once for each lease."""
+    left: bool = False
+    """Whether this daemon is stopping and leaves it to the next one."""
+    final: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its end survives a crash of the daemon. Nobody is told of the end before."""
     creating: asyncio.Task[None] | None = None
+    takeover: asyncio.Task[None] | None = None
+    """While it is taken over from an earlier daemon: nobody may work with it yet."""
     ending: asyncio.Task[None] | None = None
     watching: asyncio.Task[None] | None = None
 
@@ -74,6 +82,11 @@ class Environment:
     def secluded(self) -> bool:
         """Whether nothing can leave it but what we tell of it."""
         return self.network is None and self.isolation != "none"
+
+    @property
+    def serving(self) -> bool:
+        """Whether it can be worked with."""
+        return self.state is State.RUNNING and not self.left and self.executions is not None
 
     def busy(self) -> bool:
         return self.uses > 0 or (self.executions is not None and bool(self.executions.running))
@@ -83,6 +96,19 @@ class Environment:
         assert self.instance is not None
         given = {**self.preset_variables, **self.variables}
         return base_variables(self.image.env, self.instance.workspace_path, given)
+
+    def forget_means(self) -> None:
+        """It has ended: keep what tells of it, and nothing that only something running could use."""
+        self.variables, self.preset_variables, self.layers = {}, {}, ()
+        self.policy = replace(self.policy, allow=())
+        self.network = self.entry = None
+
+    @property
+    def told_state(self) -> State:
+        """The state to show: `deleting` only once that is final."""
+        if self.state is State.DELETING and self.executions is not None and not self.final.is_set():
+            return State.RUNNING
+        return self.state
 
     def gone(self) -> EnvironmentEnded:
         reason = self.reason or "deleted"
@@ -96,7 +122,7 @@ class Environment:
     def info(self) -> EnvironmentInfo:
         return EnvironmentInfo(
             environment_id=self.id,
-            state=str(self.state),
+            state=str(self.told_state),
             image=self.image.name,
             image_digest=self.image.digest,
             isolation=self.isolation,

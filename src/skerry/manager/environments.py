@@ -24,12 +24,15 @@ from skerry.egress import presets
 from skerry.egress.addresses import Ranges
 from skerry.egress.presets import Preset
 from skerry.errors import (
+    Busy,
     Conflict,
     DaemonUnavailable,
+    EnvironmentEnded,
     EnvironmentNotFound,
     InvalidRequest,
     QuotaExceeded,
     SkerryError,
+    stopping,
 )
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel
@@ -38,12 +41,12 @@ from skerry.languages import Language
 from skerry.manager.audit import CANCELED, Act, Denials
 from skerry.manager.caller import Caller
 from skerry.manager.catalogue import Catalogue
-from skerry.manager.commands import check_variables
+from skerry.manager.commands import check_environment
 from skerry.manager.environment import Environment
 from skerry.manager.executions import Executions
 from skerry.manager.lifecycle import Lifecycle
 from skerry.manager.network import Networks, describe, with_network, with_rules
-from skerry.manager.pools import Pools, Settings
+from skerry.manager.pools import START_TIMEOUT, Pools, Settings
 from skerry.manager.reaper import Clock, Lease
 from skerry.manager.records import NOT_STARTED, Key, Records
 from skerry.manager.recovery import Recovery
@@ -60,10 +63,14 @@ log = structlog.get_logger(component="manager")
 class Use:
     """A call under way in an environment. What `told` is given, the audit tells when it ends."""
 
-    channel: Channel
+    executions: Executions
     on_disk: Callable[[], Awaitable[None]]
     """Returns when what is done may be seen. Raises StoreUnavailable."""
     told: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def channel(self) -> Channel:
+        return self.executions.channel
 
 
 class EnvironmentManager:
@@ -94,6 +101,12 @@ class EnvironmentManager:
             registry, images, records, self._catalogue, self._lifecycle, networks, self.pools, self._clock
         )
         self._denials = Denials(records)
+        self._settling: set[asyncio.Task[None]] = set()
+        """Creates whose callers were cancelled."""
+
+    @property
+    def records(self) -> Records:
+        return self._records
 
     def __len__(self) -> int:
         return len(self._catalogue.live)
@@ -115,7 +128,7 @@ class EnvironmentManager:
     def ready(self) -> str:
         """The isolation that an environment gets now. Raises DaemonUnavailable, IsolationUnavailable."""
         if self._lifecycle.closing:
-            raise DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
+            raise stopping()
         return self._registry.pick(Policy().isolation)[1].isolation
 
     def act(self, caller: Caller, action: str, **detail: Any) -> Act:
@@ -152,15 +165,18 @@ class EnvironmentManager:
         QuotaExceeded, Busy (all of its pool's maximum are in use), StoreUnavailable.
         """
         if self._lifecycle.closing:
-            raise DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
+            raise stopping()
         lifetime, idle = seconds(lifetime, "lifetime"), seconds(idle, "idle")
-        check_variables(env or {})
+        check_environment(env or {})
         if name and not _NAME.fullmatch(name):
             raise InvalidRequest(
                 f"{name!r} is not a name for an environment",
                 hint="a letter or digit, then up to 62 of A-Z a-z 0-9 _ . -",
             )
         taken = self._catalogue.named(caller.tenant, name)
+        if taken is not None and taken.ending is not None:  # its name is about to be free
+            await asyncio.wait((taken.ending,))
+            taken = self._catalogue.named(caller.tenant, name)
         if key is None and taken is not None:  # with a key it may be the one that is meant: the store knows
             raise Conflict(f"the name {name!r} is taken by environment {taken.id}")
         await self._networks.understand(policy)
@@ -177,6 +193,10 @@ class EnvironmentManager:
             id_, entry = await pool.take(
                 found.digest, backend, ready=not self._lifecycle.refused(caller.tenant)
             )
+        if self._lifecycle.closing:  # since one of the awaits above
+            if pool is not None:
+                await pool.give_back(id_, entry)
+            raise stopping()
         now = time.time()
         environment = Environment(
             id=id_,
@@ -212,6 +232,17 @@ class EnvironmentManager:
         hit("create.reserved")
         environment.creating = asyncio.create_task(self._lifecycle.start(environment, act))
         try:
+            return await self._made(caller, environment, act, began)
+        except asyncio.CancelledError:
+            settling = asyncio.create_task(self._settle(caller, environment, act, began))
+            self._settling.add(settling)
+            settling.add_done_callback(self._settling.discard)
+            raise
+
+    async def _made(self, caller: Caller, environment: Environment, act: Act, began: float) -> Environment:
+        """What the start of an environment has come to. May be called again when it was cancelled."""
+        assert environment.creating is not None
+        try:
             await asyncio.shield(environment.creating)
         except Exception as error:
             act.failed(error)
@@ -226,14 +257,27 @@ class EnvironmentManager:
             await self._lifecycle.end(environment, "a repetition", Outcome.CANCELED)
             self._catalogue.forget(environment)
             return await self._first(caller, environment.repeats)
-        if environment.state is not State.RUNNING:
+        if not environment.serving:
             act.end(CANCELED)
-            raise environment.gone()
-        if pool is not None:
-            pool.waited(time.monotonic() - began)
+            if self._lifecycle.closing:
+                raise stopping()
+            raise await self._lifecycle.gone(environment)
+        if environment.pool is not None:
+            environment.pool.waited(time.monotonic() - began)
         hit("create.served")
         act.end("completed")
         return environment
+
+    async def _settle(self, caller: Caller, environment: Environment, act: Act, began: float) -> None:
+        """Bring a create to its end whose caller was cancelled."""
+        with contextlib.suppress(SkerryError):
+            await self._made(caller, environment, act, began)
+            if not environment.repeats and not environment.name and environment.key is None:
+                await self.abandon(environment)
+
+    async def abandon(self, environment: Environment) -> None:
+        """End one that nobody can know of: without a name or a key, and its caller has gone. Raises PlatformError."""
+        await self._lifecycle.end(environment, "its caller went away before it was told", Outcome.CANCELED)
 
     async def _first(self, caller: Caller, environment_id: str) -> Environment:
         """What the first request with a key has made."""
@@ -245,6 +289,17 @@ class EnvironmentManager:
             raise Conflict(
                 "the first request with this key has failed, or another daemon has served it",
                 hint="try again, with a new key if this one stays refused",
+            ) from None
+        try:
+            await self._lifecycle.serving(environment)
+        except EnvironmentEnded as ended:
+            if environment.reason == NOT_STARTED:  # which has released the key
+                raise Busy(
+                    "the first request with this key broke off with its daemon", hint="try again"
+                ) from None
+            raise Conflict(
+                f"this idempotency key is used up: {ended.message}",
+                hint="take a new key for a new environment",
             ) from None
         return environment
 
@@ -264,16 +319,25 @@ class EnvironmentManager:
         """All live ones of the caller's tenant, oldest first; with `ended` those of the last day before them."""
         return self._catalogue.list(caller.tenant, ended=ended)
 
-    def running(self, caller: Caller, ref: str) -> tuple[Environment, Executions]:
-        """One that can be worked with. Raises EnvironmentEnded, Conflict and what `find()` does."""
+    async def running(self, caller: Caller, ref: str) -> tuple[Environment, Executions]:
+        """An environment that can be worked with; one that is being created is waited for.
+
+        Raises EnvironmentEnded, DaemonUnavailable (it is stopping, or has not taken it over yet), Conflict (its
+        creation takes too long), and what `find()` does.
+        """
         environment = self.find(caller, ref)
-        if environment.state is State.CREATING:
-            raise Conflict(
-                f"environment {environment.id} is still being created", hint="try again in a moment"
+        if environment.takeover is not None and environment.ending is None:
+            raise DaemonUnavailable(
+                f"environment {environment.id} is being taken over from an earlier daemon",
+                hint="try again in a moment; it ends if its guest does not answer",
             )
-        if environment.state is not State.RUNNING or environment.executions is None:
-            raise environment.gone()
-        return environment, environment.executions
+        if environment.state is State.CREATING and environment.creating is not None:
+            done, _ = await asyncio.wait((environment.creating,), timeout=START_TIMEOUT)
+            if not done:
+                raise Conflict(
+                    f"environment {environment.id} is still being created", hint="try again in a moment"
+                )
+        return environment, await self._lifecycle.serving(environment)
 
     @contextlib.asynccontextmanager
     async def using(
@@ -284,15 +348,14 @@ class EnvironmentManager:
         With `early` the block may begin before the disk has the intent, if it lets nobody see anything before
         `on_disk()` returns; at its end that is waited for. Raises StoreUnavailable and what `running()` does.
         """
-        environment, executions = self.running(caller, ref)
+        environment, executions = await self.running(caller, ref)
         act = executions.act(caller, action, detail)
-        use = Use(executions.channel, partial(executions.on_disk, act))
+        use = Use(executions, partial(executions.on_disk, act))
         environment.uses += 1
         environment.lease.touch()
         try:
             await (executions.begin(act) if early else act.begin())
-            if environment.state is not State.RUNNING:
-                raise environment.gone()
+            await self._lifecycle.serving(environment)
             yield use
             await use.on_disk()
         except BaseException as error:
@@ -309,17 +372,20 @@ class EnvironmentManager:
 
         Raises EnvironmentEnded, StoreUnavailable, and what `find()` does.
         """
-        environment, executions = self.running(caller, ref)
+        environment, executions = await self.running(caller, ref)
         lifetime = environment.lease.lifetime if lifetime is None else seconds(lifetime, "lifetime")
         environment.lease.extend(lifetime)
         environment.expires_at = time.time() + lifetime
+        environment.grace_used = False
         self._lifecycle.watch(environment)
         act = executions.act(caller, "environment.heartbeat", {})
         extended = act.entry("lifecycle", detail={"lifetime": lifetime})
         hit("heartbeat.extended")
+        expires_at = environment.expires_at
         await self._records.changed(environment, State.RUNNING, extended)
+        await self._lifecycle.serving(environment)
         hit("heartbeat.recorded")
-        return environment.expires_at
+        return expires_at
 
     def enforced(self, caller: Caller, ref: str) -> list[Enforcement]:
         """Every limit and protection as the kernel says it is now; nothing any more for one that has ended."""
@@ -349,12 +415,12 @@ class EnvironmentManager:
         traffic: int | str | None = None,
     ) -> None:
         """Another kind of network, other rules, other limits; None leaves each as it is. See `change_network`."""
-        environment, executions = self.running(caller, ref)
+        environment, executions = await self.running(caller, ref)
         async with environment.changing:
             policy = with_network(
                 environment.policy, network, allow, connections=connections, traffic=traffic
             )
-            await self._networks.change(caller, environment, executions, policy)
+            await self._change_network(caller, environment, executions, policy)
 
     async def change_network(
         self, caller: Caller, ref: str, *, add: Collection[str] = (), remove: Collection[str] = ()
@@ -363,10 +429,20 @@ class EnvironmentManager:
 
         Raises InvalidRequest, IsolationUnavailable, StoreUnavailable, and what `running()` does.
         """
-        environment, executions = self.running(caller, ref)
+        environment, executions = await self.running(caller, ref)
         async with environment.changing:
             policy = with_rules(environment.policy, add, remove)
+            await self._change_network(caller, environment, executions, policy)
+
+    async def _change_network(
+        self, caller: Caller, environment: Environment, executions: Executions, policy: Policy
+    ) -> None:
+        try:
             await self._networks.change(caller, environment, executions, policy)
+        except SkerryError:
+            await self._lifecycle.serving(environment)  # if it has ended, that is why the change failed
+            raise
+        await self._lifecycle.serving(environment)
 
     def network(self, caller: Caller, ref: str) -> dict[str, Any]:
         """What it may reach and how much, what it has sent and received, and what it was refused."""
@@ -412,11 +488,21 @@ class EnvironmentManager:
             if isinstance(result, BaseException):
                 raise result
 
+    def refuse(self) -> None:
+        """Create no more: the daemon is about to stop."""
+        self._lifecycle.closing = True
+
+    @property
+    def closing(self) -> bool:
+        return self._lifecycle.closing
+
     async def close(self, *, keep: bool = False) -> None:
         """Take no more, release the backends, and end all environments, or leave them to the next daemon."""
-        self._lifecycle.closing = True
+        self.refuse()
         try:
             await self.pools.close()
+            if self._settling:
+                await asyncio.wait(self._settling)
             if keep:
                 await asyncio.gather(
                     *(self._lifecycle.let_go(each) for each in tuple(self._catalogue.live.values()))

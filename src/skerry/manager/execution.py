@@ -9,14 +9,23 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from skerry.backends.base import Sample
-from skerry.errors import Conflict, GuestFailed, InvalidRequest, SkerryError, StoreUnavailable
+from skerry.errors import (
+    Conflict,
+    DaemonUnavailable,
+    GuestFailed,
+    InvalidRequest,
+    SkerryError,
+    StoreUnavailable,
+    stopping,
+)
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel, Exit, GuestProcess, Start
 from skerry.ids import new_id
 from skerry.manager.audit import Digest
 from skerry.manager.caller import Caller
 from skerry.manager.commands import Command
-from skerry.manager.output import STDERR, STDOUT, Entry, Kept, Tap, joined
+from skerry.manager.output import STDERR, STDOUT, Entry, Kept, Tap
+from skerry.manager.records import since_boot
 from skerry.models import ExecutionInfo, ExecutionResult, Outcome, Usage
 
 if TYPE_CHECKING:
@@ -24,6 +33,8 @@ if TYPE_CHECKING:
     from skerry.manager.line import Line
     from skerry.store.executions import ExecutionRecord
 
+HASHED_AT_ONCE = 1 << 20
+"""Bytes: what takes about a millisecond."""
 KILL_GRACE = 10.0
 """Seconds within which a guest must have killed what it was told to; one that has not is beyond trust."""
 READER_GRACE = 1.0
@@ -87,7 +98,8 @@ class Execution:
         execution.id, execution.started_at, execution.lasting = record.id, record.started_at, True
         execution._act = home.act(caller, "execution", {}, begun=True)
         execution._process, execution._before = process, home.sample()
-        ran = max(0.0, time.time() - record.started_at)
+        # Since boot, so that a jump of the wall clock neither ends nor prolongs it.
+        ran = max(0.0, since_boot() - detail["began"])
         execution._began = time.monotonic() - ran
         if command.timeout is not None:
             execution._limit(max(0.0, command.timeout - ran))
@@ -116,11 +128,9 @@ class Execution:
     @property
     def kept_from(self) -> int:
         """How many bytes of its output, of both streams together, came before those that are kept."""
-        return sum(seen.size for seen in self._seen.values()) - sum(
-            len(entry.data) for entry in self.kept.entries()
-        )
+        return sum(seen.size for seen in self._seen.values()) - self.kept.size
 
-    async def run(self, stdin: bytes | None = None) -> ExecutionResult:
+    async def run(self, stdin: bytes | bytearray | None = None) -> ExecutionResult:
         """From begin to end, with `stdin` fed to it. Raises what `begin()` and `finish()` do."""
         await self.begin()
         feeder = asyncio.create_task(self._feed(stdin)) if stdin is not None else None
@@ -164,7 +174,10 @@ class Execution:
             self._limit(self.command.timeout)
 
     async def finish(self) -> ExecutionResult:
-        """Pass the output on until the program has ended. Raises StoreUnavailable: nobody may see what it did."""
+        """Pass the output on until the program has ended.
+
+        Raises StoreUnavailable (nobody may see what it did), DaemonUnavailable (the next daemon has to end it).
+        """
         exit: Exit | None = None
         lost = ""
         try:
@@ -180,8 +193,13 @@ class Execution:
         except GuestFailed as error:
             lost = error.message
         except BaseException as error:
-            if isinstance(error, StoreUnavailable):
+            # What the next daemon takes over has its result there.
+            if isinstance(error, StoreUnavailable) or (
+                isinstance(error, DaemonUnavailable) and not self._start.keep
+            ):
                 self._act.failed(error)
+            if self._process is not None and not self._start.keep:
+                self._home.spawn(_kill(self._process))  # nobody knows of it any more
             self._leave()
             self.ended.cancel()
             raise
@@ -208,8 +226,10 @@ class Execution:
             tap.release()
 
     async def over(self) -> None:
-        """Returns when it has ended, however it did."""
+        """Returns when it has ended, however it did. Raises DaemonUnavailable if it is left to the next daemon."""
         await asyncio.wait((self.ended,))
+        if self.result is None and self._home.left:
+            raise stopping()
 
     def signal(self, number: int) -> None:
         """Raises InvalidRequest, Conflict."""
@@ -225,10 +245,13 @@ class Execution:
             raise Conflict("the execution has no terminal")
         self._live().resize(rows, cols)
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | bytearray) -> None:
         """Feed stdin; waits while the program does not read. Raises Conflict, GuestFailed."""
         process = self._input()
-        self._fed.update(data)
+        for at in range(0, len(data), HASHED_AT_ONCE):
+            if at:
+                await asyncio.sleep(0)
+            self._fed.update(data[at : at + HASHED_AT_ONCE])
         await process.write(data)
 
     async def close_stdin(self) -> None:
@@ -237,7 +260,7 @@ class Execution:
 
     def tap(self) -> Tap:
         """The recent output and, while it runs, what follows: unread, it stops the program. See `untap()`."""
-        tap = Tap(self.kept.entries())
+        tap = Tap(self.kept.blocks(), tenant=self._home.tenant)
         if self.result is None:
             self._taps.append(tap)
         else:
@@ -261,18 +284,19 @@ class Execution:
         try:
             mine = self._place is None or await self._place
         except asyncio.CancelledError:
-            if self._place is not None and self._place.done():
-                line.leave()
+            line.withdraw(self._place)
             raise
         if mine:
             self._line = line
         return mine
 
     async def _emit(self, stream: int, data: bytes) -> None:
+        began = time.perf_counter()
         entry = Entry(time.time(), self.id, stream, data)
         self._seen[stream].update(data)
         self.kept.add(entry)
         self._home.log.add(entry)
+        self._home.worked(time.perf_counter() - began)
         if self._taps:
             for tap in tuple(self._taps):
                 await tap.put(entry)
@@ -290,7 +314,7 @@ class Execution:
             detail["stdin"] = self._fed.told()
         self._act.end(str(result.outcome), result.usage, **detail)
 
-    async def _feed(self, data: bytes) -> None:
+    async def _feed(self, data: bytes | bytearray) -> None:
         # A program may end, or close its stdin, without reading everything.
         with contextlib.suppress(SkerryError):
             await self.write(data)
@@ -339,13 +363,12 @@ class Execution:
             outcome = Outcome.SIGNALED
         else:
             outcome = Outcome.FAILED if code else Outcome.COMPLETED
-        entries = self.kept.entries()
         return ExecutionResult(
             execution_id=self.id,
             outcome=outcome,
             exit_code=code,
-            stdout_bytes=joined(entries, STDOUT),
-            stderr_bytes=joined(entries, STDERR),
+            stdout_bytes=self.kept.joined(STDOUT),
+            stderr_bytes=self.kept.joined(STDERR),
             stdout_size=max(self._seen[STDOUT].size, exit.stdout_size if exit is not None else 0),
             stderr_size=max(self._seen[STDERR].size, exit.stderr_size if exit is not None else 0),
             duration_seconds=duration,
@@ -372,3 +395,8 @@ class Execution:
         if not self.command.stdin:
             raise Conflict("the execution has no stdin", hint="start it with stdin")
         return self._live()
+
+
+async def _kill(process: GuestProcess) -> None:
+    with contextlib.suppress(SkerryError):
+        await process.kill()

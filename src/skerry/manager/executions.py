@@ -9,7 +9,14 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any, ClassVar
 
 from skerry.backends.base import Backend, Sample
-from skerry.errors import Busy, ExecutionNotFound, SkerryError, StoreUnavailable
+from skerry.errors import (
+    Busy,
+    DaemonUnavailable,
+    ExecutionNotFound,
+    SkerryError,
+    StoreUnavailable,
+    stopping,
+)
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel
 from skerry.manager.audit import Act, Subject
@@ -64,11 +71,13 @@ class Executions:
         self.oom_kills = 0
         """The last count that was seen."""
         self._touch = touch
-        self.log = Log()
+        self.log = Log(tenant=tenant)
         self.running: dict[str, Execution] = {}
         self._remembered: dict[str, Execution] = {}
         self._lines: dict[str, Line] = {}
         self.sessions = Sessions(self)
+        self.left = False
+        """Whether this daemon is stopping and leaves everything to the next one."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def act(self, caller: Caller, action: str, detail: dict[str, Any], *, begun: bool = False) -> Act:
@@ -129,34 +138,43 @@ class Executions:
                 self.follow(execution)
             else:
                 lost.append(record)
-        for info in there.values():
-            process = await self.channel.attach(info.id)
-            await process.kill()
-            process.forget()
+        await asyncio.gather(*(self._end_leftover(info.id) for info in there.values()))
         for record in lost:
             written = self._records.finished(record.id, Outcome.INTERNAL, None)
             written.add_done_callback(_retrieve)
         return [f"{record.id}: {record.command}" for record in lost]
 
+    async def _end_leftover(self, process_id: int) -> None:
+        process = await self.channel.attach(process_id)
+        await process.kill()
+        process.forget()
+
     async def let_go(self) -> None:
-        """Leave everything running, for the next daemon."""
+        """Leave everything running, for the next daemon. Whoever waits for something is told DaemonUnavailable."""
+        self.left = True
         for execution in self.running.values():
             execution.lasting = False  # it has not ended
+        self.sessions.let_go()
         for task in self._tasks:
             task.cancel()
-        await self.channel.close()
-        self.log.close()
+        await self.channel.close(stopping())
+        self.log.close(stopping())
 
     def follow(self, execution: Execution) -> None:
         """Run a started execution to its end in a task of its own, and remember it."""
         self._remembered[execution.id] = execution
-        self.spawn(execution.finish())
+        self.spawn(self._followed(execution))
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    async def _followed(self, execution: Execution) -> None:
+        with contextlib.suppress(StoreUnavailable, DaemonUnavailable):  # nobody waits; the audit has it
+            await execution.finish()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Something that goes on by itself, at most as long as the environment does."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def find(self, execution_id: str) -> Execution:
         """Raises ExecutionNotFound."""
@@ -170,6 +188,10 @@ class Executions:
 
     def line(self, shell: str) -> Line:
         return self._lines.setdefault(shell, Line())
+
+    def worked(self, seconds: float) -> None:
+        """Charge the loop time that output of the environment has cost."""
+        self.channel.flow.spend(seconds)
 
     def reset_peak(self) -> None:
         with contextlib.suppress(SkerryError):
@@ -234,6 +256,8 @@ class Executions:
     def _admit(
         self, caller: Caller, command: Command, kept: Kept, large: int = 0, launch: Launch | None = None
     ) -> Execution:
+        if self.left:
+            raise stopping()
         if len(self.running) >= RUNNING_MAX:
             raise Busy(
                 f"{RUNNING_MAX} executions are running in this environment", hint="wait for some to end"

@@ -15,6 +15,7 @@ import stat
 import tarfile
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ log = structlog.get_logger(component="packages")
 class Kept:
     """One set, on the disk."""
 
+    tenant: str
     key: str
     place: Path
     size: int
@@ -87,7 +89,7 @@ class Layers:
             if self._current.get(found.key) is not found:
                 self._tidy(None)
 
-    def make(self, key: str, archive: BinaryIO) -> Kept:
+    def make(self, tenant: str, key: str, archive: BinaryIO) -> Kept:
         """Unpack what came out of an environment; it is there whole, or not at all. To be called in a thread.
 
         Raises InvalidRequest for a dishonest archive, LimitReached, DiskFull, OSError.
@@ -103,19 +105,38 @@ class Layers:
             with Unpacker(tree, LIMITS) as unpacker:
                 unpacker.unpack(archive)
             size, now = _own(tree), time.time()
-            (staging / _ABOUT).write_text(json.dumps({"key": key, "size": size, "made": now}))
+            (staging / _ABOUT).write_text(
+                json.dumps({"tenant": tenant, "key": key, "size": size, "made": now})
+            )
             sync(archive.fileno())
             staging.rename(self.directory / name)
         except BaseException:
             remove_tree(staging)
             raise
-        return Kept(key, self.directory / name, size, now, now)
+        return Kept(tenant, key, self.directory / name, size, now, now)
 
     def add(self, made: Kept) -> None:
         """Whoever asks from now on gets it; what is too much then, goes."""
         self._all.append(made)
         self._current[made.key] = made
         self._tidy(made)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes by tenant."""
+        return dict(sum((Counter({one.tenant: one.size}) for one in self._all), Counter[str]()))
+
+    def evict(self, tenant: str, spared: Kept | None = None) -> bool:
+        """Remove the tenant's least recently used set that nobody holds; whether there was one."""
+        own = [one for one in self._all if one.tenant == tenant and not one.holders and one is not spared]
+        if not own:
+            return False
+        self._remove(min(own, key=lambda one: one.used))
+        return True
+
+    def discard(self, made: Kept) -> None:
+        """Remove what `make` has made and nobody shall find."""
+        self._doomed.append(made.place)
 
     def file(self) -> BinaryIO:
         """One without a name, for an archive. Raises OSError."""
@@ -146,7 +167,9 @@ class Layers:
                 if place.name.startswith("."):
                     raise ValueError("half made, or half removed")
                 about = json.loads((place / _ABOUT).read_text())
-                found = Kept(about["key"], place, about["size"], about["made"], place.stat().st_mtime)
+                made, used = about["made"], place.stat().st_mtime
+                # One of an earlier version does not say whose it is.
+                found = Kept(about.get("tenant", ""), about["key"], place, about["size"], made, used)
             except (OSError, ValueError, KeyError, TypeError):
                 self._doomed.append(place)
                 continue

@@ -21,7 +21,7 @@ from socket import socket
 import structlog
 
 from skerry.backends.base import InstanceSpec
-from skerry.errors import LaunchFailed, QuotaExceeded, SkerryError
+from skerry.errors import LaunchFailed, QuotaExceeded, SkerryError, stopping
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel
 from skerry.manager.audit import Act
@@ -81,6 +81,20 @@ class Lifecycle:
     def watch(self, environment: Environment) -> None:
         """End it when its lease is over."""
         self._reaper.watch(environment.id, environment.lease)
+
+    async def serving(self, environment: Environment) -> Executions:
+        """What runs in it. To be asked again after every await. Raises EnvironmentEnded, DaemonUnavailable."""
+        if not environment.serving or environment.executions is None:
+            raise await self.gone(environment)
+        return environment.executions
+
+    async def gone(self, environment: Environment) -> SkerryError:
+        """Why it cannot be used any more. Waits until its end is final: no restart of the daemon may undo it."""
+        if environment.left:
+            return stopping()
+        if environment.state is not State.ENDED:
+            await environment.final.wait()
+        return environment.gone()
 
     # ---- the way up ----
 
@@ -173,6 +187,8 @@ class Lifecycle:
 
     def serve(self, environment: Environment, channel: Channel) -> Executions:
         """From here on it runs, and its end is noticed."""
+        channel.flow.group = environment.tenant
+        environment.backend.share(environment.id, environment.tenant)
         environment.executions = Executions(
             environment.tenant,
             environment.subject,
@@ -198,10 +214,12 @@ class Lifecycle:
     # ---- the way down ----
 
     def _expired(self, environment_id: str, reason: str) -> None:
-        self._begin_end(self._catalogue.live[environment_id], reason, Outcome.CANCELED)
+        environment = self._catalogue.live.get(environment_id)
+        if environment is not None and not environment.left:
+            self._begin_end(environment, reason, Outcome.CANCELED)
 
     def _died(self, environment: Environment, reason: str) -> None:
-        if environment.state is not State.RUNNING or environment.executions is None:
+        if not environment.serving or environment.executions is None:
             return
         if environment.executions.sample().oom_kills > environment.executions.oom_kills:
             self._begin_end(environment, "out of memory", Outcome.OOM_KILLED)
@@ -209,7 +227,9 @@ class Lifecycle:
             self._begin_end(environment, reason, Outcome.INTERNAL)
 
     async def end(self, environment: Environment, reason: str, outcome: Outcome) -> None:
-        """From whatever state; whoever waits is free to go. Raises PlatformError."""
+        """From whatever state; whoever waits is free to go. Raises PlatformError, DaemonUnavailable."""
+        if environment.left:
+            raise stopping()
         await asyncio.shield(self._begin_end(environment, reason, outcome))
 
     def _begin_end(self, environment: Environment, reason: str, outcome: Outcome) -> asyncio.Task[None]:
@@ -226,11 +246,11 @@ class Lifecycle:
         try:
             if environment.creating is not None:
                 await asyncio.wait((environment.creating,))
+            await _stop_takeover(environment)
             if environment.watching is not None:
                 environment.watching.cancel()
-            if environment.recorded and environment.survives:
-                # From here on there is no way back, for the next daemon neither (which removes what does not survive).
-                await self._write(environment, State.DELETING)
+            if not environment.recorded or not environment.survives or await self._noted(environment):
+                environment.final.set()  # the next daemon would remove it, too
             hit("delete.noted")
             try:
                 if environment.executions is not None:
@@ -245,12 +265,14 @@ class Lifecycle:
                     environment.used = await environment.backend.usage(environment.id)
                 await environment.backend.stop(environment.id)
             hit("delete.stopped")
+            environment.final.set()
         except BaseException as error:
             log.error("removal failed, will be tried again", environment=environment.id, error=str(error))
             environment.ending = None
             retry = Lease(self._clock, RETRY_AFTER, RETRY_AFTER, environment.busy)
             if not self.closing:
                 self._reaper.watch(environment.id, retry)
+            environment.final.set()  # neither store nor host obeys: nobody should wait for either
             raise
         if environment.recorded:
             await self._write_end(environment)
@@ -262,12 +284,14 @@ class Lifecycle:
             environment.pool.released(environment.id)
         log.info("ended", environment=environment.id, reason=environment.reason)
 
-    async def _write(self, environment: Environment, state: State) -> None:
-        """A store that cannot be written is no reason to stop."""
+    async def _noted(self, environment: Environment) -> bool:
+        """Write down that it is being deleted. False if the store fails, which does not stop the removal."""
         try:
-            await self._records.changed(environment, state)
+            await self._records.changed(environment, State.DELETING)
         except SkerryError as error:
             log.error("not written down", environment=environment.id, error=str(error))
+            return False
+        return True
 
     async def _write_end(self, environment: Environment) -> None:
         """Nothing of it is left, whatever the store says: if that cannot take it now, its row follows later."""
@@ -289,24 +313,34 @@ class Lifecycle:
         """Leave it to the next daemon."""
         if environment.creating is not None:
             await asyncio.wait((environment.creating,))
+        await _stop_takeover(environment)
         if environment.ending is not None:
             await asyncio.wait((environment.ending,))
+        if environment.state in (State.DELETING, State.ENDED):
+            return  # what is half deleted the next daemon finishes
+        environment.left = True
         if environment.watching is not None:
             environment.watching.cancel()
-        running = environment.state is State.RUNNING
-        environment.state = State.DELETING  # that its channel closes is no news
-        if environment.network is not None:
-            await environment.network.close()
-            if running:
-                await self._write(environment, State.RUNNING)  # with what its connections have sent until now
         if environment.executions is not None:
             await environment.executions.let_go()
+        async with environment.changing:  # a change that came before opens no network after this
+            if environment.network is not None:
+                await environment.network.close()
+                with contextlib.suppress(SkerryError):
+                    # With what its connections have sent until now.
+                    await self._records.changed(environment, State.RUNNING)
 
     def by_itself(self, environment: Environment, action: str) -> Act:
         """What no caller does."""
         return Act(
             self._records, Caller(tenant=environment.tenant, peer="daemon"), action, environment.subject, {}
         )
+
+
+async def _stop_takeover(environment: Environment) -> None:
+    if environment.takeover is not None:
+        environment.takeover.cancel()
+        await asyncio.wait((environment.takeover,))
 
 
 def _retrieve(task: asyncio.Future[None]) -> None:

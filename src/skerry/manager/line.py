@@ -37,6 +37,11 @@ class Line:
         self._waiting.append(place)
         return place
 
+    def withdraw(self, place: asyncio.Future[bool] | None) -> None:
+        """Whoever waited at this place was cancelled. If its turn had come, it is the next one's."""
+        if place is not None and place.done() and not place.cancelled() and place.result():
+            self.leave()
+
     def leave(self) -> None:
         """The one whose turn it was is done."""
         while self._waiting:

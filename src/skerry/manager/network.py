@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from secrets import token_hex
@@ -16,8 +19,9 @@ from skerry.egress.limits import Meter
 from skerry.egress.presets import Preset
 from skerry.egress.proxy import Connection, Denial, Proxy, Witness
 from skerry.egress.resolver import resolve
-from skerry.egress.rules import Rules
-from skerry.errors import InvalidRequest, SkerryError
+from skerry.egress.rules import RULES_MAX, Rules
+from skerry.errors import EnvironmentEnded, InvalidRequest, SkerryError
+from skerry.fairness import budget
 from skerry.guest.channel import WRITE_MAX
 from skerry.manager.audit import Act, Subject, note
 from skerry.manager.caller import Caller
@@ -32,6 +36,12 @@ if TYPE_CHECKING:
     from skerry.manager.records import Records
 
 ACTION = "network.connect"
+ONE_BY_ONE = 60
+"""Connections of an environment in a window that have rows of their own in the audit."""
+WINDOW = 60.0
+"""Seconds."""
+PLACES_MAX = 100
+"""Destinations that are counted by name among the others."""
 
 log = structlog.get_logger(component="network")
 
@@ -47,6 +57,7 @@ class Meaning:
 
 async def understand(policy: Policy, ranges: Ranges, preset: Callable[[str], Preset]) -> Meaning:
     """Raises InvalidRequest, and PlatformError for a preset of which nothing can be found out."""
+    check_count(policy.allow)
     rules: list[str] = []
     variables: dict[str, str] = {}
     files: dict[str, bytes] = {}
@@ -59,6 +70,12 @@ async def understand(policy: Policy, ranges: Ranges, preset: Callable[[str], Pre
         variables |= found.variables
         files |= dict(found.files)
     return Meaning(Rules.parse(policy.network, rules, ranges), variables, files)
+
+
+def check_count(rules: Collection[str]) -> None:
+    """Before anything is done with them. Raises InvalidRequest."""
+    if len(rules) > RULES_MAX:
+        raise InvalidRequest(f"{len(rules)} rules are too many", hint=f"at most {RULES_MAX}")
 
 
 def _checked(text: str) -> str:
@@ -86,9 +103,10 @@ class Network:
                 note(records.changed(environment, State.RUNNING))
 
         caller = Caller(tenant=environment.tenant, peer="environment")
-        witness = _Audited(records, caller, environment.subject)
+        self._witness = witness = _Audited(records, caller, environment.subject)
         meter = Meter(limits, environment.traffic, note=note_traffic)
-        self._proxy = Proxy(rules, sockets.tcp, sockets.udp, witness, resolve, meter)
+        flow = budget().flow(environment.tenant)
+        self._proxy = Proxy(rules, sockets.tcp, sockets.udp, witness, resolve, meter, flow)
 
     @property
     def rules(self) -> Rules:
@@ -107,6 +125,7 @@ class Network:
 
     async def close(self) -> None:
         await self._proxy.close()
+        self._witness.close()
 
 
 def describe(environment: Environment) -> dict[str, Any]:
@@ -136,6 +155,8 @@ def with_rules(policy: Policy, add: Collection[str], remove: Collection[str]) ->
             "every public address is allowed already, and single ones cannot be taken away",
             hint="set the network to 'allowlist' first",
         )
+    check_count(add)
+    check_count(remove)
     unknown = [rule for rule in remove if rule not in policy.allow]
     if unknown:
         raise InvalidRequest(
@@ -160,24 +181,39 @@ class Networks:
 
     async def open(self, environment: Environment, channel: Channel) -> None:
         """As its policy says, which is not `none`. Raises InvalidRequest, PlatformError."""
-        await self._open(
-            environment, channel, await self.understand(environment.policy), environment.policy.limits
-        )
+        meaning = await self.understand(environment.policy)
+        environment.network = await self._open(environment, channel, meaning, environment.policy.limits)
 
     async def _open(
         self, environment: Environment, channel: Channel, meaning: Meaning, limits: Limits
-    ) -> None:
+    ) -> Network:
         await self._prepare(environment, channel, meaning)
         sockets = await environment.backend.open_network(environment.id)
-        environment.network = Network(self._records, environment, sockets, meaning.rules, limits)
+        return Network(self._records, environment, sockets, meaning.rules, limits)
+
+    async def _open_serving(
+        self, environment: Environment, channel: Channel, meaning: Meaning, limits: Limits
+    ) -> None:
+        """As `_open`, for one that runs, and may end at every await: nobody would close the network after that.
+
+        Raises EnvironmentEnded as well.
+        """
+        network = await self._open(environment, channel, meaning, limits)
+        if not environment.serving:
+            await network.close()
+            raise environment.gone()
+        environment.network = network
 
     async def reopen(self, environment: Environment, executions: Executions) -> None:
-        """As it was before this daemon; or none, which `info` tells."""
+        """As it was before this daemon; or none, which `info` tells. Raises EnvironmentEnded."""
         if environment.policy.network == "none":
             return
         try:
-            await self.open(environment, executions.channel)
+            meaning = await self.understand(environment.policy)
+            await self._open_serving(environment, executions.channel, meaning, environment.policy.limits)
             executions.variables = environment.base_variables()
+        except EnvironmentEnded:
+            raise
         except SkerryError as error:
             log.error("its network is lost", environment=environment.id, error=str(error))
             environment.policy = with_network(environment.policy, "none", ())
@@ -187,7 +223,7 @@ class Networks:
     ) -> None:
         """It counts from now on, also for connections that are open. What fails leaves it as it was.
 
-        Raises InvalidRequest, IsolationUnavailable, StoreUnavailable.
+        Raises InvalidRequest, IsolationUnavailable, StoreUnavailable, EnvironmentEnded.
         """
         meaning = await self.understand(policy)
         limits = policy.limits
@@ -198,6 +234,8 @@ class Networks:
             "traffic": limits.traffic,
         }
         async with executions.act(caller, "network.set", told):
+            if not environment.serving:
+                raise environment.gone()
             network = environment.network
             if network is not None:
                 before = network.rules
@@ -209,7 +247,9 @@ class Networks:
                     network.change(before, environment.policy.limits)
                     raise
             elif policy.network != "none":
-                await self._open(environment, executions.channel, meaning, limits)
+                await self._open_serving(environment, executions.channel, meaning, limits)
+            if not environment.serving:
+                raise environment.gone()
             environment.policy = policy
             executions.variables = environment.base_variables()
             await self._records.changed(environment, State.RUNNING)
@@ -222,25 +262,112 @@ class Networks:
         environment.preset_variables = meaning.variables
 
 
+class _Rest:
+    """Connections of one window that share an intent and a result: those after the first few."""
+
+    def __init__(self, act: Act) -> None:
+        self.act = act
+        self.begun: asyncio.Future[None] = asyncio.ensure_future(act.begin())
+        self.begun.add_done_callback(
+            lambda begun: begun.cancelled() or begun.exception()
+        )  # told to who awaits it
+        self.timer: asyncio.TimerHandle | None = None
+        self.open = 0
+        self.over = False
+        """Whether its window has ended: no connection is added any more."""
+        self._count = self._failed = self._sent = self._received = self._others = 0
+        self._places: Counter[str] = Counter()
+
+    def add(self, connection: Connection) -> None:
+        self.open += 1
+        self._count += 1
+        place = f"{connection.host}:{connection.port}"
+        if place in self._places or len(self._places) < PLACES_MAX:
+            self._places[place] += 1
+        else:
+            self._others += 1
+
+    def closed(self, connection: Connection) -> None:
+        self.open -= 1
+        self._failed += connection.verdict != "allowed"
+        self._sent += connection.sent
+        self._received += connection.received
+        self.end_if_done()
+
+    def end_if_done(self) -> None:
+        if self.over and not self.open:
+            self.act.end(
+                "completed",
+                connections=self._count,
+                failed=self._failed,
+                places=dict(self._places),
+                other_places=self._others,
+                sent_bytes=self._sent,
+                received_bytes=self._received,
+            )
+
+
 class _Audited(Witness):
-    """Every connection has an intent before it is made and a result after it; what is refused is a denial."""
+    """Every connection has an intent before it is made and a result after it; what is refused is a denial.
+
+    After the first ONE_BY_ONE of a window, those that follow in it have one intent and one result together.
+    """
 
     def __init__(self, records: Records, caller: Caller, subject: Subject) -> None:
         self._records = records
         self._caller = caller
         self._subject = subject
-        self._open: dict[Connection, Act] = {}
+        self._open: dict[Connection, Act | _Rest] = {}
+        self._since = -math.inf
+        self._count = 0
+        self._rest: _Rest | None = None
 
     async def opening(self, connection: Connection) -> None:
+        now = time.monotonic()
+        if now - self._since >= WINDOW:
+            self._since, self._count = now, 0
+            self._end_window()
+        self._count += 1
+        if self._count <= ONE_BY_ONE:
+            act = self._act(_told(connection))
+            self._open[connection] = act  # before: a connection can be cut while that is being written
+            await act.begin()
+            return
+        if self._rest is None:
+            self._rest = _Rest(self._act({**_told(connection), "and_more": True}))
+            self._rest.timer = asyncio.get_running_loop().call_later(WINDOW, self._end_window)
+        rest = self._open[connection] = self._rest
+        rest.add(connection)
+        try:
+            await asyncio.shield(rest.begun)
+        except SkerryError:
+            if rest is self._rest:  # the next connection tries again
+                self._end_window()
+            raise
+
+    def _act(self, told: dict[str, Any]) -> Act:
         # An id of its own tells which result is whose, and what has none after a crash.
         caller = replace(self._caller, request_id=token_hex(8))
-        act = Act(self._records, caller, ACTION, self._subject, _told(connection))
-        self._open[connection] = act  # before: a connection can be cut while that is being written
-        await act.begin()
+        return Act(self._records, caller, ACTION, self._subject, told)
+
+    def _end_window(self) -> None:
+        """Let the result of its connections be written when all of them are closed."""
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            if rest.timer is not None:
+                rest.timer.cancel()
+            rest.over = True
+            rest.end_if_done()
+
+    def close(self) -> None:
+        """No connection follows."""
+        self._end_window()
 
     def closed(self, connection: Connection) -> None:
         act = self._open.pop(connection, None)
-        if act is not None:
+        if isinstance(act, _Rest):
+            act.closed(connection)
+        elif act is not None:
             act.end(
                 "completed" if connection.verdict == "allowed" else "failed",
                 **_told(connection),

@@ -14,6 +14,7 @@ import json
 import os
 import tarfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -27,17 +28,19 @@ from skerry.backends.base import Layer
 from skerry.backends.instances import not_made
 from skerry.errors import (
     Busy,
-    DaemonUnavailable,
     FileConflict,
     FileMissing,
     InstallFailed,
     InvalidRequest,
     LimitReached,
     PlatformError,
+    QuotaExceeded,
     RegistryUnavailable,
     SkerryError,
+    stopping,
 )
 from skerry.guest import files
+from skerry.host.space import LOOK_EVERY, check_space
 from skerry.images.store import Image
 from skerry.languages import Language
 from skerry.manager.caller import Caller
@@ -60,6 +63,7 @@ ARCHIVE_MAX = 4 * GIB
 STAGED_MAX = 8 * GIB
 """Bytes of archives between environments and the disk: one may be as slow as it likes, and meanwhile they are there."""
 CHUNK = 1 << 17
+KIND = "packages"
 NOT_FOUND = 127
 
 log = structlog.get_logger(component="packages")
@@ -108,6 +112,7 @@ class Packages:
         self._layers = Layers(directory)
         self._installing: dict[str, asyncio.Task[None]] = {}
         self._staged = Room(STAGED_MAX)
+        self._noted: dict[str, int] | None = None
         self._closing = False
 
     @asynccontextmanager
@@ -138,7 +143,7 @@ class Packages:
         They are resolved together with those that were brought there before, so that none takes another's place.
         Raises what `held` and `EnvironmentManager.running` do, and FileConflict, DiskFull.
         """
-        environment, executions = self._manager.running(caller, ref)
+        environment, executions = await self._manager.running(caller, ref)
         sessions, isolation = executions.sessions, environment.policy.isolation
         installer = installer_of(language)
         async with sessions.bringing:
@@ -155,6 +160,38 @@ class Packages:
                     await files.untar(executions.channel, folder, _chunks(archive))
                 sessions.brought[installer.name] = wanted, found.kept.place
 
+    async def tend(self) -> None:
+        """Remove packages of tenants that need the room for workspaces; to be called now and then.
+
+        Raises StoreUnavailable.
+        """
+        for tenant in await self._manager.records.crowded(tuple(self._layers.sizes)):
+            log.info("packages give way", tenant=tenant)
+            self._layers.evict(tenant)  # one at a time: a few seconds later the next
+        await self._note_sizes()
+        await asyncio.to_thread(self._layers.clean)
+
+    async def _keep(self, made: Kept) -> None:
+        """Let it be found, when its tenant's quota has room; older packages give way. Raises QuotaExceeded."""
+        while True:
+            sizes = Counter(self._layers.sizes)
+            sizes[made.tenant] += made.size
+            try:
+                await self._manager.records.kept(sizes, KIND, within=made.tenant)
+                break
+            except QuotaExceeded:
+                if not self._layers.evict(made.tenant):
+                    self._layers.discard(made)
+                    raise
+        self._layers.add(made)
+        await self._note_sizes()
+
+    async def _note_sizes(self) -> None:
+        sizes = self._layers.sizes
+        if sizes != self._noted:
+            await self._manager.records.kept(sizes, KIND)
+            self._noted = sizes
+
     async def close(self) -> None:
         """Give up what is being installed."""
         self._closing = True
@@ -166,7 +203,7 @@ class Packages:
     async def _once(self, key: str, install: Callable[[str], Coroutine[Any, Any, None]]) -> None:
         """However many ask for the same, it is installed once; and for all of them, whoever goes away."""
         if self._closing:
-            raise _stopping()
+            raise stopping()
         if key not in self._installing:
             self._installing[key] = asyncio.create_task(install(key))
             self._installing[key].add_done_callback(lambda done: self._installed(key, done))
@@ -175,7 +212,7 @@ class Packages:
             await asyncio.shield(installing)
         except asyncio.CancelledError:
             if installing.cancelled():
-                raise _stopping() from None
+                raise stopping() from None
             raise
 
     def _installed(self, key: str, done: asyncio.Task[None]) -> None:
@@ -197,14 +234,17 @@ class Packages:
             assert environment.instance is not None
             place = f"{environment.instance.workspace_path}/packages"
             command = Command(argv=installer.argv(place, wanted), timeout=INSTALL_SECONDS)
-            _, executions = self._manager.running(caller, environment.id)
+            _, executions = await self._manager.running(caller, environment.id)
             result = await executions.prepare(caller, command).run()
             if not result.ok:
                 raise _fault(image, installer, result)
             with self._archive(caller.tenant) as (archive, more):
                 await self._take(caller, environment, place, archive, more)
-                self._layers.add(await asyncio.to_thread(self._layers.make, key, archive))
-        await asyncio.to_thread(self._layers.clean)
+                made = await asyncio.to_thread(self._layers.make, caller.tenant, key, archive)
+        try:
+            await self._keep(made)
+        finally:
+            await asyncio.to_thread(self._layers.clean)
         log.info(
             "installed",
             tenant=caller.tenant,
@@ -217,11 +257,17 @@ class Packages:
     def _archive(self, tenant: str) -> Iterator[tuple[BinaryIO, Callable[[int], None]]]:
         """A file until the block ends, and what is to be told before so many bytes are added to it.
 
-        Raises Busy, and for an OSError DiskFull or LaunchFailed.
+        Raises Busy, DiskFull, and LaunchFailed for any other OSError.
         """
+        unchecked = LOOK_EVERY
         with self._staged.held(tenant) as held:
 
             def more(count: int) -> None:
+                nonlocal unchecked
+                unchecked += count
+                if unchecked >= LOOK_EVERY:
+                    unchecked = 0
+                    check_space(str(self._layers.directory))
                 if not held(count):
                     raise Busy("too many packages are on their way", hint="try again when some have arrived")
 
@@ -307,7 +353,3 @@ def _fault(image: Image, installer: Installer, result: ExecutionResult) -> Skerr
 async def _chunks(archive: BinaryIO) -> AsyncIterator[bytes]:
     while data := await asyncio.to_thread(archive.read, CHUNK):
         yield data
-
-
-def _stopping() -> DaemonUnavailable:
-    return DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")

@@ -26,12 +26,12 @@ from skerry.backends.base import Backend, Instance, InstanceSpec
 from skerry.backends.registry import Registry
 from skerry.errors import (
     Busy,
-    DaemonUnavailable,
     GuestFailed,
     InvalidRequest,
     LaunchFailed,
     NotFound,
     SkerryError,
+    stopping,
 )
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel, Exit, Start
@@ -135,6 +135,7 @@ class Pool:
         """One is made after the other."""
         self._filling: asyncio.Task[None] | None = None
         self._discarding: set[asyncio.Task[None]] = set()
+        self._checking: set[asyncio.Task[float]] = set()
         self._closed = False
         self._hits = self._misses = self._failures = 0
         self._error = ""
@@ -178,8 +179,7 @@ class Pool:
         With `ready` false no entry is taken. Whoever gets an id gives it back by `released()`. Raises Busy when all of
         the maximum are in use for WAIT_MAX seconds, DaemonUnavailable.
         """
-        if self._closed:
-            raise DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
+        self._check_open()
         turn: asyncio.Future[None] | None = None
         if self._line or (self._full() and not self._ready):
             turn = asyncio.get_running_loop().create_future()
@@ -222,6 +222,12 @@ class Pool:
             else:
                 self._discard(entry)
         return found
+
+    async def give_back(self, environment_id: str, entry: Entry | None) -> None:
+        """One that was taken and is not needed."""
+        if entry is not None:
+            await self._remove(entry)
+        self.released(environment_id)
 
     def joined(self, environment_id: str) -> None:
         """One of its kind that an earlier daemon has made."""
@@ -356,6 +362,7 @@ class Pool:
 
         Raises InvalidRequest, and what a create does.
         """
+        self._check_open()
         most = self._maximum if maximum is None else maximum
         if count > most:
             raise InvalidRequest(
@@ -367,6 +374,7 @@ class Pool:
         await self._drop(self._total() - most)
         while len(self._ready) < count and await self._add():
             pass
+        self._check_open()
 
     async def shrink(self, count: int) -> None:
         """Keep no more than so many ready, from now on."""
@@ -397,19 +405,39 @@ class Pool:
         self.refill()
 
     async def health(self) -> float:
-        """Start one, run a program in it, and remove it; how many seconds that took. Raises SkerryError."""
+        """Start one, run a program in it, and remove it; how many seconds that took.
+
+        Raises DaemonUnavailable and other SkerryErrors.
+        """
+        checking = asyncio.create_task(self._check())
+        self._checking.add(checking)
+        checking.add_done_callback(self._checked)
+        return await asyncio.shield(checking)
+
+    def _checked(self, checking: asyncio.Task[float]) -> None:
+        self._checking.discard(checking)
+        if not checking.cancelled():
+            checking.exception()  # whoever asked may have gone
+
+    async def _check(self) -> float:
         began = time.monotonic()
         async with self._turn:
+            self._check_open()
             entry = await self._make()
         try:
             ended = await _run_true(entry.channel, {"PATH": "/usr/bin:/bin"})
             if ended.code:
                 raise GuestFailed(f"`true` ended with {ended.code}")
         finally:
-            self._making.discard(entry.id)
-            self._call_next()
             await self._remove(entry)
+            self._making.discard(entry.id)  # not before: the sweeper leaves alone what is in the making
+            self._call_next()
         return time.monotonic() - began
+
+    def _check_open(self) -> None:
+        """Raises DaemonUnavailable."""
+        if self._closed:
+            raise stopping()
 
     @property
     def stats(self) -> PoolStats:
@@ -439,15 +467,15 @@ class Pool:
         self._closed = True
         for turn in self._line:
             if not turn.done():
-                turn.set_exception(
-                    DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
-                )
+                turn.set_exception(stopping())
         if self._filling is not None:
             self._filling.cancel()
             await asyncio.wait((self._filling,))
         async with self._turn:
             ready, self._ready = list(self._ready.values()), {}
         await asyncio.gather(*map(self._remove, ready), *self._discarding)
+        if self._checking:
+            await asyncio.wait(self._checking)
 
 
 async def _run_true(channel: Channel, variables: dict[str, str]) -> Exit:

@@ -27,7 +27,7 @@ class Program:
 
     language: str
     code: str
-    stdin: bytes | None = None
+    stdin: bytes | bytearray | None = None
     files: dict[str, str] = field(default_factory=dict)
     """By their paths, beside the program. Surrogate escapes stand for bytes that are not UTF-8."""
     timeout: float = TIMEOUT

@@ -104,13 +104,15 @@ class Reaper:
     def _look(self) -> None:
         self._timer, self._armed = None, float("inf")
         now = self._clock.time()
-        for key in [key for key, when in self._looks.items() if when <= now]:
-            lease = self._leases[key]
-            reason = lease.over()
-            if reason:
-                self.forget(key)
-                self._expire(key, reason)
-            else:
-                self._looks[key] = lease.next_look()
-        if self._looks:
-            self._arm(min(self._looks.values()))
+        try:
+            for key in [key for key, when in self._looks.items() if when <= now]:
+                lease = self._leases[key]
+                reason = lease.over()
+                if reason:
+                    self.forget(key)
+                    self._expire(key, reason)
+                else:
+                    self._looks[key] = lease.next_look()
+        finally:  # one that cannot be ended keeps no other from its end
+            if self._looks:
+                self._arm(min(self._looks.values()))

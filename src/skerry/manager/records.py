@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 NOT_STARTED = "it could not be started"
 REMEMBERED = 1000
+PURGE_SECONDS = 3600.0
+"""At most so often old rows are deleted, together with the end of an environment."""
 _LIVE = (State.CREATING, State.RUNNING, State.DELETING)
 
 
@@ -67,6 +70,17 @@ class Records(Protocol):
         self, execution_id: str, outcome: Outcome, exit_code: int | None
     ) -> asyncio.Future[None]: ...
 
+    def kept(self, sizes: dict[str, int], kind: str, *, within: str | None = None) -> asyncio.Future[None]:
+        """Bytes of this kind that this host keeps for tenants, beside workspaces; replaces what was written before.
+
+        Raises QuotaExceeded if the tenant `within` would be above its quota: then nothing is written.
+        """
+        ...
+
+    async def crowded(self, tenants: Sequence[str]) -> list[str]:
+        """Those that hold more disk than their quota."""
+        ...
+
     async def live(self) -> list[EnvironmentRecord]: ...
 
     async def ended(self) -> list[EnvironmentRecord]:
@@ -103,11 +117,18 @@ def _instance(environment: Environment) -> dict[str, Any]:
         "sent": environment.traffic.sent,
         "received": environment.traffic.received,
         "survives": environment.survives,
+        "grace": environment.grace_used,
     }
 
 
 def _append(tx: Connection, tenant: str, entry: Entry) -> None:
     audit.append(tx, tenant, (entry,))
+
+
+def _purge(tx: Connection, now: float) -> None:
+    """Forget what has ended more than a day ago."""
+    environments.purge(tx, now=now)
+    executions.purge(tx, now=now)
 
 
 class StoredRecords:
@@ -117,6 +138,7 @@ class StoredRecords:
         self._store = store
         self._host = host
         self._boot = boot_id()
+        self._purge_at = time.monotonic() + PURGE_SECONDS
 
     def created(self, environment: Environment, intent: Entry) -> Written[str | None]:
         record = EnvironmentRecord(
@@ -134,6 +156,7 @@ class StoredRecords:
             variables=environment.variables,
             cpus=environment.policy.limits.cpus,
             memory=environment.policy.limits.memory,
+            disk=0 if environment.program else environment.backend.disk(environment.policy),
             lifetime=environment.lease.lifetime,
             idle=environment.idle,
             created_at=environment.created_at,
@@ -157,7 +180,7 @@ class StoredRecords:
                 )
                 if first is not None:
                     return first
-            quotas.check(tx, record.tenant, cpus=record.cpus, memory=record.memory)
+            quotas.check(tx, record.tenant, cpus=record.cpus, memory=record.memory, disk=record.disk)
             environments.insert(tx, record)
             audit.append(tx, record.tenant, (intent,))
             return None
@@ -179,20 +202,30 @@ class StoredRecords:
         if state is not State.RUNNING:
             values |= {"ended_reason": environment.reason, "outcome": str(environment.outcome)}
         if ended:
-            values |= {"ended_at": now, "usage": environment.used.to_dict()}
+            values |= {
+                "ended_at": now,
+                "usage": environment.used.to_dict(),
+                **environments.without_means(values),
+            }
         id_, tenant = environment.id, environment.tenant
         failed = environment.reason == NOT_STARTED
+        # Rows come with environments, so a store in which none ends does not grow either: no timer is needed.
+        purge = ended and time.monotonic() >= self._purge_at
+        if purge:
+            self._purge_at = time.monotonic() + PURGE_SECONDS
 
         def work(tx: Connection) -> None:
             done = environments.change(tx, id_, host=self._host, states=_LIVE, to=str(state), **values)
-            if ended and not done:
-                return  # written before, by somebody who was not told
+            if not done:
+                return  # it is further on its way than this, or has ended
             if ended:
                 executions.mark_lost(tx, [id_], now=now)
             if ended and failed:
                 environments.release_key(tx, id_)
             if entry is not None:
                 audit.append(tx, tenant, (entry,))
+            if purge:
+                _purge(tx, now)
 
         return self._store.write(work)
 
@@ -214,6 +247,7 @@ class StoredRecords:
                 "pty": command.pty,
                 "user": command.user,
                 "timeout": command.timeout,
+                "began": since_boot(),
                 "caller": {
                     "token": caller.token,
                     "peer": caller.peer,
@@ -233,6 +267,19 @@ class StoredRecords:
 
         return self._store.write(work)
 
+    def kept(self, sizes: dict[str, int], kind: str, *, within: str | None = None) -> asyncio.Future[None]:
+        def work(tx: Connection) -> None:
+            quotas.keep(tx, self._host, kind, sizes)
+            if within is not None:
+                quotas.check_kept(tx, within)
+
+        return self._store.write(work)
+
+    async def crowded(self, tenants: Sequence[str]) -> list[str]:
+        if not tenants:
+            return []
+        return await self._store.read(lambda tx: [each for each in tenants if quotas.crowded(tx, each)])
+
     async def live(self) -> list[EnvironmentRecord]:
         return await self._store.read(lambda tx: environments.live(tx, self._host))
 
@@ -240,8 +287,8 @@ class StoredRecords:
         now = time.time()
 
         def work(tx: Connection) -> None:
-            environments.purge(tx, now=now)
-            executions.purge(tx, now=now)
+            _purge(tx, now)
+            environments.forget_means(tx, self._host)
 
         # A disk that is full must not keep a daemon from starting.
         with contextlib.suppress(StoreUnavailable):

@@ -16,7 +16,7 @@ import structlog
 from skerry.backends.base import Backend, InstanceSpec
 from skerry.backends.registry import Registry
 from skerry.egress.limits import Traffic
-from skerry.errors import EnvironmentNotFound, LaunchFailed, SkerryError
+from skerry.errors import EnvironmentNotFound, LaunchFailed, SkerryError, StoreUnavailable
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel
 from skerry.images.store import HOST, Image, ImageStore
@@ -33,7 +33,12 @@ from skerry.models import Outcome, State, Usage
 from skerry.store.environments import EnvironmentRecord
 
 GRACE = 60.0
-"""Seconds that an environment has at least after a restart: nobody could send a heartbeat before."""
+"""Seconds that a lease has at least after its first restart: nobody could send a heartbeat before."""
+
+TAKEOVER_SECONDS = 30.0
+"""Within which an environment must have been taken over. A guest that takes longer is given up."""
+PROGRESS_SECONDS, DOORS_SECONDS = 0.5, 5.0
+"""The daemon serves when for so long no takeover has been completed, or when so much time has passed in all."""
 
 log = structlog.get_logger(component="manager")
 
@@ -62,10 +67,13 @@ class Recovery:
         self._clock = clock
         self._spared: set[str] = set()
         """What nobody could make sense of, and no sweep may remove."""
+        self._slow: set[asyncio.Task[None]] = set()
+        """Takeovers that go on while the daemon serves."""
 
     async def recover(self) -> None:
         """Take over what an earlier daemon of this home left running, and remove what it left half made or half
-        removed. Raises StoreUnavailable, PlatformError."""
+        removed. Each environment is taken over independently: slow ones continue in the background after the return,
+        and until then calls in them are refused with a retryable error. Raises StoreUnavailable, PlatformError."""
         records = await self._records.live()
         known = {record.id for record in records}
         await self._remove_all_but(lambda id_: id_ in known)
@@ -78,7 +86,22 @@ class Recovery:
                 environment.used = Usage.from_dict(record.usage or {})
                 ago = max(0.0, time.time() - (record.ended_at or 0.0))
                 self._catalogue.ended(environment, self._clock.time() - ago)
-        await asyncio.gather(*map(self._recover_or_spare, records))
+        takeovers = {asyncio.create_task(self._recover_or_spare(record)) for record in records}
+        deadline = time.monotonic() + DOORS_SECONDS
+        while takeovers and (left := deadline - time.monotonic()) > 0:
+            done, takeovers = await asyncio.wait(
+                takeovers, timeout=min(left, PROGRESS_SECONDS), return_when=asyncio.FIRST_COMPLETED
+            )
+            for takeover in done:
+                if not takeover.cancelled():
+                    takeover.result()
+            if not done:
+                break
+        if takeovers:
+            log.warning("served before all are taken over", environments=len(takeovers))
+        self._slow = takeovers
+        for takeover in takeovers:
+            takeover.add_done_callback(self._finished)
         hit("recover.done")
 
     async def reconcile(self) -> None:
@@ -99,6 +122,11 @@ class Recovery:
                     log.warning("sweep", environment=environment_id, backend=backend.name)
                     await backend.stop(environment_id)
 
+    def _finished(self, takeover: asyncio.Task[None]) -> None:
+        self._slow.discard(takeover)
+        if not takeover.cancelled() and (error := takeover.exception()) is not None:
+            log.error("takeover failed", error=str(error))
+
     async def _recover_or_spare(self, record: EnvironmentRecord) -> None:
         """One that cannot be understood keeps nobody else from being taken over, and stays as it is."""
         try:
@@ -107,7 +135,9 @@ class Recovery:
             raise
         except Exception:
             log.exception("it is left alone", environment=record.id)
-            self._catalogue.live.pop(record.id, None)
+            environment = self._catalogue.live.pop(record.id, None)
+            if environment is not None and environment.pool is not None:
+                environment.pool.released(record.id)
             self._spared.add(record.id)
 
     async def _recover(self, record: EnvironmentRecord) -> None:
@@ -117,38 +147,48 @@ class Recovery:
             self._spared.add(record.id)
             return
         environment = self._remembered(record, backend)
+        environment.takeover = asyncio.current_task()
         self._catalogue.add(environment)
+        try:
+            await self._take_over(environment, record)
+        finally:
+            environment.takeover = None
+
+    async def _take_over(self, environment: Environment, record: EnvironmentRecord) -> None:
+        backend = environment.backend
         await self._finish_audit(environment, {each.id for each in await self._records.executions(record.id)})
         if record.state == State.DELETING:
-            await self._lifecycle.end(environment, record.ended_reason, Outcome(record.outcome))
+            await self._end(environment, record.ended_reason, Outcome(record.outcome))
             hit("recover.ended")
             return
         if not record.instance.get("survives", True):
-            await self._lifecycle.end(environment, "its caller went away with the daemon", Outcome.CANCELED)
+            await self._end(environment, "its caller went away with the daemon", Outcome.CANCELED)
             return
-        try:
-            if record.boot_id != boot_id():
-                raise EnvironmentNotFound("the host was restarted")
-            spec = InstanceSpec(environment.id, environment.image, environment.policy)
-            environment.instance = await backend.adopt(spec)
-            channel = await Channel.open(await backend.connect(environment.id))
-            channel.stay(orphan(environment))
-            executions = self._lifecycle.serve(environment, channel)
-            hit("recover.connected")
-            environment.lease.resume(max(record.instance["expires"] - since_boot(), GRACE))
-            await self._networks.reopen(environment, executions)
-            lost = await executions.adopt(await self._records.executions(environment.id))
-        except LaunchFailed:
-            await self._lifecycle.end(environment, NOT_STARTED, Outcome.INTERNAL)
-            return
-        except SkerryError as error:
-            await self._lifecycle.end(
-                environment, f"lost while no daemon ran: {error.message}", Outcome.INTERNAL
-            )
-            return
+        # Before it can end, which releases it.
         environment.pool = self._pools.fitting(environment.image, environment.policy, backend, None)
         if environment.pool is not None:
             environment.pool.joined(environment.id)
+        try:
+            if record.boot_id != boot_id():
+                raise EnvironmentNotFound("the host was restarted")
+            async with asyncio.timeout(TAKEOVER_SECONDS):
+                spec = InstanceSpec(environment.id, environment.image, environment.policy)
+                environment.instance = await backend.adopt(spec)
+                channel = await Channel.open(await backend.connect(environment.id))
+                channel.stay(orphan(environment))
+                executions = self._lifecycle.serve(environment, channel)
+                hit("recover.connected")
+                await self._resume(environment, record)
+                await self._networks.reopen(environment, executions)
+                lost = await executions.adopt(await self._records.executions(environment.id))
+                await self._lifecycle.serving(environment)  # its guest may have died since
+        except LaunchFailed:
+            await self._end(environment, NOT_STARTED, Outcome.INTERNAL)
+            return
+        except (SkerryError, TimeoutError) as error:
+            why = error.message if isinstance(error, SkerryError) else "its guest did not answer in time"
+            await self._end(environment, f"lost while no daemon ran: {why}", Outcome.INTERNAL)
+            return
         self._lifecycle.watch(environment)
         recovered = self._lifecycle.by_itself(environment, "environment.recover").entry(
             "lifecycle", detail={"lost_executions": lost} if lost else {}
@@ -156,6 +196,24 @@ class Recovery:
         note(self._records.changed(environment, State.RUNNING, recovered))
         hit("recover.recovered")
         log.warning("recovered", environment=environment.id, lost_executions=lost)
+
+    async def _end(self, environment: Environment, reason: str, outcome: Outcome) -> None:
+        environment.takeover = None  # what ends an environment cancels its takeover, which is this task
+        await self._lifecycle.end(environment, reason, outcome)
+
+    async def _resume(self, environment: Environment, record: EnvironmentRecord) -> None:
+        """Go on with what is left of its lease; GRACE if that is longer, once for each lease."""
+        remaining = record.instance["expires"] - since_boot()
+        prolonged = remaining < GRACE and not environment.grace_used
+        environment.lease.resume(GRACE if prolonged else remaining)
+        if prolonged:
+            environment.grace_used = True
+            environment.expires_at = time.time() + GRACE
+            try:
+                # Awaited: a daemon that is killed before it is written down would grant it again.
+                await self._records.changed(environment, State.RUNNING)
+            except StoreUnavailable as error:
+                log.error("not written down", environment=environment.id, error=str(error))
 
     async def _finish_audit(self, environment: Environment, kept: Container[str]) -> None:
         """Give a result to what an earlier daemon has begun, but for executions that may still run."""
@@ -187,6 +245,7 @@ class Recovery:
             created_at=record.created_at,
             expires_at=record.expires_at,
             traffic=Traffic(record.instance.get("sent", 0), record.instance.get("received", 0)),
+            grace_used=record.instance.get("grace", False),
         )
         environment.lease = Lease(self._clock, record.lifetime, record.idle, environment.busy)
         environment.recorded = True

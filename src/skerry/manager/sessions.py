@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from skerry.errors import (
     Conflict,
+    DaemonUnavailable,
     GuestFailed,
     InvalidRequest,
     LimitReached,
     SessionNotFound,
     SkerryError,
+    stopping,
 )
 from skerry.guest.channel import REPLIES, Exit, GuestProcess
 from skerry.guest.frames import ProtocolError
@@ -69,9 +71,13 @@ class Interpreter:
         self._parser = Parser()
         self._over = asyncio.Event()
         """Nothing more comes from the interpreter that was started last."""
+        self._over.set()
         self._calls = 0
         self._message = ""
         self._killed = ""
+        self._changing = asyncio.Lock()
+        """Held by whoever starts or ends its interpreter."""
+        self.closed = False
 
     @property
     def info(self) -> SessionInfo:
@@ -91,14 +97,26 @@ class Interpreter:
 
         Raises InvalidRequest (there is none in this image, a directory that is not there), LimitReached, GuestFailed.
         """
+        async with self._changing:
+            await self._start()
+
+    async def _start(self) -> None:
+        await self._over.wait()  # or what the last one still says would be taken for the new one's
         start = self._command.start(self.home.variables)
         start.argv, start.stdin, start.replies = self.runner.argv, True, True
         process = await self.home.channel.start(start)
         self._process, self._parser, self._message, self._killed = process, Parser(), "", ""
         self._calls, self.started_at, self.interrupted = 0, time.time(), False
-        self._over = asyncio.Event()
+        self._over = over = asyncio.Event()
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.home.spawn(self._pump(process, ready, self._over))
+
+        def pumped(_: object) -> None:
+            over.set()
+            if not ready.done():  # it was cancelled before it began
+                ready.set_exception(self._failure(None, "the environment went away"))
+                ready.exception()
+
+        self.home.spawn(self._pump(process, ready)).add_done_callback(pumped)
         try:
             async with asyncio.timeout(START_SECONDS):
                 await process.write(self.runner.opening)
@@ -143,19 +161,24 @@ class Interpreter:
             self.current.interrupt()
 
     async def restart(self, caller: Caller) -> None:
-        """Begin anew, without any state. Raises what `start()` does."""
-        await self._end("the session was restarted")
-        await self.start(caller)
+        """Begin anew, without any state. Raises SessionNotFound (it was closed) and what `start()` does."""
+        async with self._changing:
+            if self.closed:
+                raise SessionNotFound(f"session {self.id!r} was closed", hint="open it again")
+            await self._end("the session was restarted")
+            await self._start()
 
     async def close(self, caller: Caller) -> None:
         """End it with everything that it started. Code that does not run now has a moment to finish its files."""
-        process = self._process
-        if process is not None and self.current is None:
-            with contextlib.suppress(TimeoutError, SkerryError):
-                async with asyncio.timeout(END_SECONDS):
-                    await process.close_stdin()
-                    await process.wait()
-        await self._end("the session was closed")
+        self.closed = True
+        async with self._changing:
+            process = self._process
+            if process is not None and self.current is None:
+                with contextlib.suppress(TimeoutError, SkerryError):
+                    async with asyncio.timeout(END_SECONDS):
+                        await process.close_stdin()
+                        await process.wait()
+            await self._end("the session was closed")
 
     def signal(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -172,7 +195,11 @@ class Interpreter:
     # ---- for calls ----
 
     def begin(self, call: Call) -> GuestProcess:
-        """Raises Conflict."""
+        """Raises Conflict, DaemonUnavailable."""
+        if self.home.left:
+            raise stopping()
+        if self._changing.locked():
+            raise Conflict(f"session {self.id!r} is being restarted or closed", hint="try again in a moment")
         if self._process is None:
             raise Conflict(f"the session has crashed: {self._message}", hint="restart it")
         self.current = call
@@ -194,7 +221,7 @@ class Interpreter:
         self._process, self._message = None, message
         await self._over.wait()
 
-    async def _pump(self, process: GuestProcess, ready: asyncio.Future[None], over: asyncio.Event) -> None:
+    async def _pump(self, process: GuestProcess, ready: asyncio.Future[None]) -> None:
         """Pass on what the interpreter writes until it is gone."""
         exit: Exit | None = None
         message = "the environment went away"
@@ -215,7 +242,7 @@ class Interpreter:
             with contextlib.suppress(SkerryError):
                 await process.kill()
                 exit = await process.wait()
-        except GuestFailed as error:
+        except (GuestFailed, DaemonUnavailable) as error:
             message = f"the environment went away: {error.message}"
         finally:
             if self._process is process:
@@ -225,7 +252,6 @@ class Interpreter:
             if not ready.done():
                 ready.set_exception(self._failure(exit, message))
                 ready.exception()
-            over.set()
 
     def _on_reply(self, head: dict[str, Any], data: bytes, ready: asyncio.Future[None]) -> None:
         if not ready.done():
@@ -234,6 +260,8 @@ class Interpreter:
             self.current.on_reply(head, data)
 
     def _failure(self, exit: Exit | None, message: str) -> SkerryError:
+        if self.home.left:
+            return stopping()
         if exit is not None and exit.code == NOT_FOUND:
             return InvalidRequest(
                 f"there is no {self.runner.argv[0]} in this environment", hint="use an image that has it"
@@ -281,7 +309,10 @@ class Sessions:
             )
         command = Command(argv=["interpreter"], cwd=cwd, env=dict(env or {}), secrets=dict(secrets or {}))
         async with self._starting:
-            if (found := self._all.get(session_id)) is not None:
+            if (found := self._all.get(session_id)) is not None and found.closed:
+                await self.close(caller, session_id)  # returns when nothing of it runs
+                found = None
+            if found is not None:
                 if found.language != language:
                     raise Conflict(f"session {session_id!r} is one in {found.language}")
                 return found
@@ -315,6 +346,12 @@ class Sessions:
                 hint="sessions end when they are closed, and with the daemon that started them",
             )
         return found
+
+    def let_go(self) -> None:
+        """The daemon stops: no call that runs in one has a result."""
+        for session in self._all.values():
+            if isinstance(session, Interpreter) and session.current is not None:
+                session.current.fail(stopping())
 
     def list(self) -> list[Session]:
         return list(self._all.values())

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
-from skerry.errors import Conflict, InvalidRequest
+from skerry.errors import Conflict, InvalidRequest, SessionNotFound
 from skerry.ids import new_id
 from skerry.manager.caller import Caller
 from skerry.manager.calls import LIST_SECONDS, VARIABLES_MAX, Code
@@ -30,8 +30,8 @@ _LIST = r"""
     unset -n __ref
 done)
 """
-# The shell that waits for this command is its parent; without that nothing of the shell is left.
-_END = 'read -r _ _ _ __parent _ <"/proc/$BASHPID/stat"; kill -9 "$__parent"'
+# The shell that waits for this command is its parent. The command must not reach its end, or it would become the shell.
+_END = 'read -r _ _ _ __parent _ <"/proc/$BASHPID/stat"; kill -9 "$__parent" "$BASHPID"'
 END_SECONDS = 5.0
 """It has for that; a shell that has other ideas of `read` and `kill` stays, until the environment ends."""
 _TYPES = {"a": "array", "A": "map", "i": "integer"}
@@ -40,7 +40,7 @@ _TYPES = {"a": "array", "A": "map", "i": "integer"}
 class ShellCall:
     """One command in a session, as `Call` is one run of code."""
 
-    def __init__(self, session: ShellSession, execution: Execution, stdin: bytes | None) -> None:
+    def __init__(self, session: ShellSession, execution: Execution, stdin: bytes | bytearray | None) -> None:
         self._session = session
         self._execution = execution
         self._stdin = stdin
@@ -78,6 +78,9 @@ class ShellSession:
         self._running: list[Execution] = []
         self._given: set[str] = set()
         """Variables that a fresh shell has."""
+        self._changing = asyncio.Lock()
+        """Held by whoever starts or ends its shell."""
+        self.closed = False
 
     @property
     def info(self) -> SessionInfo:
@@ -92,20 +95,31 @@ class ShellSession:
 
     async def start(self, caller: Caller) -> None:
         """Raises InvalidRequest (no bash in this image, a directory that is not there), Busy, GuestFailed."""
+        async with self._changing:
+            await self._start(caller)
+
+    async def _start(self, caller: Caller) -> None:
         self._shell, self._calls, self.started_at = f"session-{new_id()}", 0, time.time()
         first = replace(self._wanted, argv=None, text='test -n "$BASH_VERSION"', shell=self._shell)
-        result = await self._run(caller, first)
+        try:
+            result = await self._run(caller, first)
+            if result.ok:
+                self._given = {variable.name for variable in await self._list(caller)}
+        except BaseException:
+            self.home.spawn(self._end(caller))  # nobody would know of the shell
+            raise
         if not result.ok:
-            await self.close(caller)
+            await self._end(caller)
             if result.stderr:
                 raise InvalidRequest(f"the session cannot begin: {result.stderr.strip()}")
             raise InvalidRequest("there is no bash in this environment", hint="use an image that has it")
-        self._given = {variable.name for variable in await self._list(caller)}
 
     def prepare(
         self, caller: Caller, code: Code, on_disk: Callable[[], Awaitable[None]] | None = None
     ) -> ShellCall:
-        """One to `run()`, whose own intent comes after the session's. Raises Busy, InvalidRequest."""
+        """One to `run()`, whose own intent comes after the session's. Raises Busy, InvalidRequest, Conflict."""
+        if self._changing.locked() or self.closed:  # in its old shell nothing must run any more
+            raise Conflict(f"session {self.id!r} is being restarted or closed", hint="try again in a moment")
         if code.memory is not None:
             raise InvalidRequest("a call in bash has no limit of memory", hint="limit the environment's")
         command = Command(
@@ -128,12 +142,20 @@ class ShellSession:
             self._running[0].signal(signal.SIGINT)
 
     async def restart(self, caller: Caller) -> None:
-        """Raises what `start()` does."""
-        await self.close(caller)
-        await self.start(caller)
+        """Raises SessionNotFound (it was closed) and what `start()` does."""
+        async with self._changing:
+            if self.closed:
+                raise SessionNotFound(f"session {self.id!r} was closed", hint="open it again")
+            await self._end(caller)
+            await self._start(caller)
 
     async def close(self, caller: Caller) -> None:
         """What it left running in the background goes on, as that of every shell does."""
+        self.closed = True
+        async with self._changing:
+            await self._end(caller)
+
+    async def _end(self, caller: Caller) -> None:
         for execution in tuple(self._running):
             execution.stop(Outcome.CANCELED, "the session was closed")
         await asyncio.gather(*(execution.over() for execution in tuple(self._running)))

@@ -22,13 +22,13 @@ from typing import Any, BinaryIO
 import structlog
 
 from skerry.backends.base import Layer
-from skerry.errors import DaemonUnavailable, LanguageNotFound, PlatformError, SkerryError
+from skerry.errors import LanguageNotFound, PlatformError, SkerryError, stopping
 from skerry.guest import files
 from skerry.host.trees import remove_tree, sync
 from skerry.images.store import HOST, Image
 from skerry.images.unpack import Unpacker, UnpackLimits
 from skerry.languages import Cache, Language, version_in
-from skerry.manager.caller import Caller
+from skerry.manager.caller import OWN_TENANT, Caller
 from skerry.manager.commands import Command, writable
 from skerry.manager.environment import Environment
 from skerry.manager.environments import EnvironmentManager
@@ -42,10 +42,12 @@ CACHE_SECONDS = 300.0
 LIMITS = Limits(cpus=float(os.cpu_count() or 1), memory=2 * GIB, pids=1024, fds=4096)
 """Of the environment in which it is found out; to compile a standard library takes more than to use it."""
 CACHE_LIMITS = UnpackLimits(bytes=2 * GIB, entries=100_000)
+ARCHIVE_MAX = CACHE_LIMITS.bytes + 2048 * CACHE_LIMITS.entries
+"""Bytes of a cache on its way to us: its files, and what a tar says about each."""
 CACHES_KEPT = 8
 SPARE = 60.0
 """Seconds that an environment lives longer than it may be needed, should nobody be left to remove it."""
-ITSELF = Caller(tenant="skerry", peer="daemon")
+ITSELF = Caller(tenant=OWN_TENANT, peer="daemon")
 """A tenant of its own: nobody's quota is used up by what is found out for all."""
 _STAGING = ".staging-"
 
@@ -111,7 +113,7 @@ class Toolchains:
         if time.monotonic() < until:
             return found
         if self._closing:
-            raise _stopping()
+            raise stopping()
         if key not in self._looking:
             self._looking[key] = asyncio.create_task(self._look(key, find))
             self._looking[key].add_done_callback(_retrieve)
@@ -120,7 +122,7 @@ class Toolchains:
             return await asyncio.shield(looking)
         except asyncio.CancelledError:
             if looking.cancelled():
-                raise _stopping() from None
+                raise stopping() from None
             raise
 
     async def _look(self, key: _Key, find: Callable[[], Awaitable[Any]]) -> Any:
@@ -168,7 +170,11 @@ class Toolchains:
                 async with self._manager.using(
                     ITSELF, environment.id, "file.download", {"path": inside}
                 ) as use:
+                    size = 0
                     async for chunk in files.tar(use.channel, inside, contents=True):
+                        size += len(chunk)
+                        if size > ARCHIVE_MAX:
+                            raise PlatformError(f"its archive has more than {ARCHIVE_MAX} bytes")
                         await asyncio.to_thread(archive.write, chunk)
                 await asyncio.to_thread(_unpack, archive, Path(staging, "cache"), place)
 
@@ -195,7 +201,7 @@ class Toolchains:
         timeout: float,
         variables: dict[str, str] | None = None,
     ) -> ExecutionResult:
-        _, executions = self._manager.running(ITSELF, environment.id)
+        _, executions = await self._manager.running(ITSELF, environment.id)
         assert environment.instance is not None
         env = {**writable(environment.instance), **(variables or {})}
         command = Command(argv=[*argv], env=env, timeout=timeout)
@@ -252,10 +258,6 @@ def _missing(image: Image, language: Language, said: ExecutionResult) -> Languag
     else:
         hint = f"name an image that has {wanted}"
     return LanguageNotFound(f"the image {image.name!r} cannot run {language.name}: {reason}", hint=hint)
-
-
-def _stopping() -> DaemonUnavailable:
-    return DaemonUnavailable("the daemon is stopping", hint="try again: a new one will start")
 
 
 def _retrieve(looking: asyncio.Task[Any]) -> None:

@@ -1,0 +1,90 @@
+"""How long the audit is kept."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from typing import Any
+
+import structlog
+
+from skerry.errors import InvalidRequest, SkerryError
+from skerry.manager.audit import Act
+from skerry.manager.caller import Caller
+from skerry.manager.records import Records
+from skerry.store import Connection, Store, audit, retention
+
+DAYS = "SKERRY_AUDIT_DAYS"
+DAY = 86400.0
+
+log = structlog.get_logger(component="audit")
+
+
+async def prune(store: Store, records: Records, caller: Caller, before: float) -> dict[str, Any]:
+    """Remove rows of the caller's tenant that are older than `before`, and tell of it in its chain.
+
+    Up to the first intent that has no result, and may still get one. If the caller acts for another tenant, its own
+    audit tells of it, too.
+    Returns `removed`, the new anchor as `seq` and `hash`, and `unfinished`: the row that kept more from going, or None.
+    Raises Conflict if the chain does not hold, StoreUnavailable.
+    """
+    tenant = caller.tenant
+    found = await store.read(lambda tx: retention.find(tx, tenant, before))
+    rows = found.unfinished
+    settled = await store.write(lambda tx: retention.settle(tx, tenant, rows, time.time())) if rows else 0
+    if settled:
+        found = await store.read(lambda tx: retention.find(tx, tenant, before))
+    entry = Act(records, caller, audit.PRUNE, None, {}).entry(
+        "lifecycle", "completed", detail={"before": before}
+    )
+
+    def work(tx: Connection) -> int:
+        removed = retention.prune(tx, tenant, found.last, entry)
+        if removed and caller.itself.tenant != tenant:
+            told = {"tenant": tenant, "seq": found.last.seq, "removed": removed}
+            at_home = Act(records, caller.itself, "tenant.audit.prune", None, {})
+            audit.append(tx, caller.itself.tenant, (at_home.entry("lifecycle", "completed", detail=told),))
+        return removed
+
+    removed = await store.write(work)
+    await sweep(store, tenant)
+    anchor = await store.read(lambda tx: audit.anchor(tx, tenant))
+    unfinished = found.unfinished[0].seq if found.unfinished else None
+    return {"removed": removed, "seq": anchor.seq, "hash": anchor.hash, "unfinished": unfinished}
+
+
+async def sweep(store: Store, tenant: str) -> None:
+    """Delete what is before the anchor. Raises StoreUnavailable."""
+    while await store.write(lambda tx: retention.sweep(tx, tenant)):
+        pass
+
+
+def days() -> float | None:
+    """How long rows are kept, None for ever. Raises InvalidRequest."""
+    given = os.environ.get(DAYS)
+    if not given:
+        return None
+    try:
+        value = float(given)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise InvalidRequest(f"{DAYS} must be a number of days above 0, not {given!r}")
+    return value
+
+
+async def retain(store: Store, records: Records) -> None:
+    """Remove what is older than `SKERRY_AUDIT_DAYS`, of every tenant; to be called now and then."""
+    kept = days()
+    for tenant in await store.read(audit.tenants):
+        try:
+            if kept is None:
+                await sweep(store, tenant)  # what a crash has left of a prune
+            else:
+                caller = Caller(tenant=tenant, peer="daemon")
+                pruned = await prune(store, records, caller, time.time() - kept * DAY)
+                if pruned["removed"]:
+                    log.info("audit pruned", tenant=tenant, rows=pruned["removed"], up_to=pruned["seq"])
+        except SkerryError as error:
+            log.error("audit not pruned", tenant=tenant, error=str(error))
