@@ -11,12 +11,16 @@ import os
 import resource
 import sys
 import traceback
+from collections.abc import Sequence
 
 from skerry import failpoints
 from skerry.errors import PlatformError, SkerryError
 from skerry.settings import Home
 
 IDLE_EXIT = 60.0
+SWITCH_SECONDS = 0.0005
+"""After which a thread that waits for the interpreter gets it. The store's thread waits a dozen times for each row:
+with Python's own 5 ms, a busy event loop would make every request take tenths of a second."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,13 +86,14 @@ def _run(options: argparse.Namespace) -> None:
     place = options.grpc or os.environ.get("SKERRY_GRPC", "")
     grpc = listening.grpc_addresses(place, secure=bool(options.tls_cert)) if place else []
 
-    def ready() -> None:
+    def ready(grpc_served: Sequence[str]) -> None:
         if options.foreground:
-            urls = (*(door.url for door in doors), *(f"grpc://{address}" for address in grpc))
+            urls = (*(door.url for door in doors), *(f"grpc://{address}" for address in grpc_served))
             for url in (f"unix://{home.socket}", *urls):
                 print(f"skerry: listening on {url}", file=sys.stderr, flush=True)
         _tell(options, b"ready\n")
 
+    sys.setswitchinterval(SWITCH_SECONDS)
     gc.freeze()  # what is loaded by now stays: the collector need not look at it again and again
     lock = server.take_lock(home)
     try:

@@ -27,14 +27,19 @@ from skerry.daemon.http.operations import Engine
 from skerry.daemon.http.readiness import Readiness
 from skerry.daemon.metrics import MeasuredRecords, Metrics
 from skerry.daemon.server import Server, listen, unlisten
+from skerry.daemon.watchdog import Watchdog
 from skerry.egress import presets
 from skerry.egress.addresses import Address, Network, Ranges, parse_network
 from skerry.errors import InvalidRequest, SkerryError
+from skerry.fairness import budget
+from skerry.host import space
 from skerry.host.interfaces import own_addresses
 from skerry.images.store import ImageStore
 from skerry.languages import Languages
+from skerry.manager import retention
 from skerry.manager.code import Code
 from skerry.manager.environments import EnvironmentManager
+from skerry.manager.records import Records
 from skerry.settings import Home
 from skerry.store import Store
 
@@ -46,6 +51,7 @@ IDLE_LOOK = 1.0
 OWN_ADDRESSES_KEPT = 5.0
 """Seconds."""
 SWEEP_EVERY = 10.0
+RETAIN_EVERY = 3600.0
 
 log = structlog.get_logger(component="daemon")
 
@@ -79,7 +85,7 @@ def make_ranges(home: Home) -> Ranges:
 
 async def serve(
     home: Home,
-    ready: Callable[[], None],
+    ready: Callable[[Sequence[str]], None],
     *,
     doors: Sequence[Door] = (),
     grpc: Sequence[str] = (),
@@ -90,13 +96,19 @@ async def serve(
     """Recover, serve until told to stop (or idle for `idle_exit` seconds). Raises SkerryError.
 
     `doors` are open beside the unix socket; gRPC is served at the addresses `grpc`, over TLS if its files are given.
+    `ready` is called with the addresses of gRPC when all of them are open.
 
     SIGTERM leaves the environments to the next daemon; any other end deletes them.
     """
+    space.check_settings()
+    retention.days()
     store = ImageStore(Path(home.images))
     registry = make_registry(home, backend)
     database = await Store.open(home.database)
     metrics = Metrics()
+    budget().charged = metrics.accounts.charge
+    watchdog = Watchdog()
+    metrics.others.append(watchdog.lines)
     ranges = make_ranges(home)
     records = MeasuredRecords(database, home.identity(), metrics)
     manager = EnvironmentManager(
@@ -108,31 +120,39 @@ async def serve(
         pools=pools.load(home, Languages(home.path).list()),
     )
     stopping = asyncio.Event()
+
+    def stop() -> None:
+        manager.refuse()
+        stopping.set()
+
     gate = Gate(database)
     readiness = Readiness(manager, database, home.path)
     code = Code(manager, store, home.path)
-    engine = Engine(manager, code, store, database, gate, home, readiness, metrics, stopping.set)
+    engine = Engine(manager, code, store, database, gate, home, readiness, metrics, stop)
     api = Api(engine, table.OPERATIONS)
     grpc_server = _grpc_server(api, engine, grpc, tls) if grpc else None
     await asyncio.to_thread(store.sweep)
     await manager.recover()
     own_door = UnixDoor(listen(home))
-    server = Server(api, [own_door, *doors], ready)
+    server = Server(
+        api, [own_door, *doors], lambda: ready(grpc_server.addresses if grpc_server is not None else ())
+    )
     loop = asyncio.get_running_loop()
     keep = False
 
     def leave() -> None:
         nonlocal keep
         keep = True
-        stopping.set()
+        stop()
 
     if grpc_server is not None:
         await grpc_server.start()
     loop.add_signal_handler(signal.SIGTERM, leave)
-    loop.add_signal_handler(signal.SIGINT, stopping.set)
+    loop.add_signal_handler(signal.SIGINT, stop)
     serving = asyncio.create_task(server.serve())
-    idling = asyncio.create_task(_idle(server, manager, idle_exit, stopping.set)) if idle_exit else None
-    sweeping = asyncio.create_task(_sweep(home, manager))
+    idling = asyncio.create_task(_idle(server, manager, idle_exit, stop)) if idle_exit else None
+    sweeping = asyncio.create_task(_sweep(home, manager, code))
+    retaining = asyncio.create_task(_retain(database, records))
     guarding = asyncio.create_task(gate.watch())
     waiting = asyncio.create_task(stopping.wait())
     try:
@@ -142,8 +162,12 @@ async def serve(
             idling.cancel()
         waiting.cancel()
         sweeping.cancel()
+        retaining.cancel()
         guarding.cancel()
+        watchdog.close()
         unlisten(home)
+        server.close_doors()
+        manager.refuse()
         if len(manager):
             what = "left to the next daemon" if keep else "deleted"
             log.warning(f"stopping: all environments are {what}", environments=len(manager))
@@ -170,17 +194,27 @@ def _grpc_server(
         from skerry.daemon.grpc.server import GrpcServer
     except ImportError as error:
         raise InvalidRequest(f"cannot serve gRPC: {error}", hint="pip install 'skerry[grpc]'") from error
-    return GrpcServer(api, table.OPERATIONS, engine.readiness.check, addresses, tls)
+    return GrpcServer(api, api.admit, table.OPERATIONS, engine.readiness.check, addresses, tls)
 
 
-async def _sweep(home: Home, manager: EnvironmentManager) -> None:
+async def _sweep(home: Home, manager: EnvironmentManager, code: Code) -> None:
     while True:
         await asyncio.sleep(SWEEP_EVERY)
         try:
             await manager.reconcile()
+            await code.tend()
             logs.turn_over(home.log)
         except (SkerryError, OSError) as error:
             log.error("sweep failed", error=str(error))
+
+
+async def _retain(database: Store, records: Records) -> None:
+    while True:
+        try:
+            await retention.retain(database, records)
+        except SkerryError as error:
+            log.error("audit not pruned", error=str(error))
+        await asyncio.sleep(RETAIN_EVERY)
 
 
 async def _idle(

@@ -20,7 +20,7 @@ from starlette.types import Scope
 
 from skerry.daemon.peers import Peer, cut_of, peer_of
 from skerry.errors import Denied, InvalidRequest, SkerryError, StoreUnavailable, StoreUnusable, Unauthorized
-from skerry.manager.caller import Caller
+from skerry.manager.caller import OWN_TENANT, Caller
 from skerry.store import Store, tokens
 from skerry.store.tokens import Token
 
@@ -56,6 +56,7 @@ class Gate:
         """By the id of the token: what ends each request with it."""
         self._used: dict[str, float] = {}
         self._revocations = 0
+        self._latest = 0.0
 
     async def caller(self, scope: Scope, request_id: str) -> Caller:
         """Who asks. Raises Unauthorized, StoreUnavailable."""
@@ -102,7 +103,7 @@ class Gate:
 
     async def watch(self) -> None:
         """Look again, for as long as it runs, at the tokens of all requests under way."""
-        noted = time.monotonic()
+        noted = time.monotonic() - NOTE_USE
         while True:
             await asyncio.sleep(LOOK_AGAIN)
             try:
@@ -110,8 +111,20 @@ class Gate:
                 if time.monotonic() - noted >= NOTE_USE:
                     noted = time.monotonic()
                     await self.note_use()
+                    await self._expire()
             except SkerryError as error:
                 log.error("cannot look at tokens", error=str(error))
+
+    def _now(self) -> float:
+        """The wall clock, which does not go back here: a token that has expired stays so."""
+        self._latest = max(self._latest, time.time())
+        return self._latest
+
+    async def _expire(self) -> None:
+        """Write down which tokens have expired, for daemons after this one. Raises StoreUnavailable."""
+        now = self._now()
+        if await self._store.read(lambda tx: tokens.expired(tx, now=now)):
+            await self._store.write(lambda tx: tokens.expire(tx, now=now))
 
     async def note_use(self) -> None:
         """Raises StoreUnavailable."""
@@ -124,7 +137,7 @@ class Gate:
         if not ids:
             return
         found = await self._store.read(lambda tx: [tokens.get(tx, id) for id in ids])
-        now = time.time()
+        now = self._now()
         for id, token in zip(ids, found, strict=True):
             if token is None or not token.valid_at(now):
                 log.warning("token ended: its requests are cut", token=id)
@@ -137,7 +150,7 @@ class Gate:
         if scheme.lower() != "bearer" or not text:
             raise Unauthorized("the authorization is not a bearer token", hint=HINT)
         key = hashlib.sha256(text.encode("latin-1")).digest()
-        now = time.time()
+        now = self._now()
         token, until = self._known.get(key, (None, 0.0))
         if token is None or time.monotonic() >= until or not token.valid_at(now):
             seen = None
@@ -180,3 +193,5 @@ def check_tenant(name: str) -> None:
         raise InvalidRequest(
             f"{name!r} is not a name for a tenant", hint="a letter or digit, then up to 62 of a-z 0-9 _ . -"
         )
+    if name == OWN_TENANT:
+        raise InvalidRequest(f"the tenant {name!r} is the daemon's own", hint="choose another name")

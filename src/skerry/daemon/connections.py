@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import select
 from abc import ABC, abstractmethod
 from asyncio import AbstractEventLoop, BaseTransport, TimerHandle, Transport
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import structlog
 import uvicorn
@@ -17,8 +18,11 @@ from uvicorn.server import ServerState
 
 from skerry.daemon.http.answers import problem
 from skerry.daemon.http.attach import LOST
-from skerry.daemon.peers import CUT, PEER, Peer
+from skerry.daemon.intake import Intake
+from skerry.daemon.peers import CUT, GONE, LINE, PEER, SHARE, Peer
 from skerry.errors import InvalidRequest, LimitReached, SkerryError, TooSlow
+from skerry.fairness import Line, lines
+from skerry.manager.caller import DEFAULT_TENANT
 
 HEAD_MAX = 64 << 10
 """Bytes of a request that the parser keeps before it hands something on: a head, or what follows a chunked body."""
@@ -49,8 +53,16 @@ class Porter(ABC):
         """Who this is. Raises the SkerryError that all its requests are answered with."""
 
     @abstractmethod
-    def check(self, scope: Scope) -> None:
-        """Look at the head of a request. Raises the SkerryError that it is answered with."""
+    def share(self, tenant: str, instead_of: str | None) -> bool:
+        """Count a connection for a tenant, no longer for another. False if its share is used up: then it has none."""
+
+    @abstractmethod
+    def leave(self, tenant: str) -> None:
+        """A connection that was counted for this tenant has ended."""
+
+    @abstractmethod
+    def check(self, scope: Scope, target: bytes) -> None:
+        """Look at the head of a request and its target as sent. Raises the SkerryError that it is answered with."""
 
 
 class Http(HttpToolsProtocol):
@@ -66,8 +78,11 @@ class Http(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, state, {}, loop)
         self.lost: asyncio.Future[None] = loop.create_future()
+        self.lost.add_done_callback(self._leave)
         self._porter = porter
         self._patience = patience
+        self._tenant: str | None = None
+        """The one that the connection counts for: that of its last request."""
         self._late: TimerHandle | None = None
         """Ends what takes too long: a head, or a body."""
         self._heard = 0.0
@@ -75,22 +90,76 @@ class Http(HttpToolsProtocol):
         """Bytes since the parser last handed something on."""
 
     def connection_made(self, transport: BaseTransport) -> None:
-        super().connection_made(cast(Transport, transport))
-        self.app_state = {CUT: self.transport.abort, LOST: self.lost}
+        self._intake = Intake(cast(Transport, transport), self._parse, self._takes_more, self._line)
+        super().connection_made(cast(Transport, self._intake))
+        self.app_state = {
+            CUT: self.transport.abort,
+            LOST: self.lost,
+            GONE: self._gone,
+            SHARE: self._share,
+            LINE: self._line,
+        }
         try:
             self.app_state[PEER] = self._porter.greet(self.transport)
         except SkerryError as error:
             self._refuse(error)
         self._expect_head()
 
+    def _gone(self) -> bool:
+        if self.lost.done() or self.transport.is_closing():
+            return True
+        socket = select.poll()
+        socket.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(socket.poll(0))
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_waiting()
+        self._intake.drop()
+        self.end()
+
+    def end(self) -> None:
+        """Nothing comes any more, or nothing ever came."""
         if not self.lost.done():
             self.lost.set_result(None)
 
+    def _leave(self, _: object) -> None:
+        if self._tenant is not None:
+            self._porter.leave(self._tenant)
+
+    def _share(self, tenant: str) -> bool:
+        if tenant == self._tenant:
+            return True
+        if self.lost.done():
+            return False
+        got = self._porter.share(tenant, self._tenant)
+        self._tenant = tenant if got else None
+        return got
+
+    def _line(self) -> Line:
+        """Whose time it is that the bytes of this connection take."""
+        peer: Peer | None = self.app_state.get(PEER)
+        if self._tenant is not None or (peer is not None and peer.trusted):
+            return lines().of(self._tenant or DEFAULT_TENANT)
+        return lines().of_stranger(peer.host if peer is not None else "")
+
     def data_received(self, data: bytes) -> None:
         self._heard = self.loop.time()
+        self._intake.take(data)
+
+    def _takes_more(self) -> bool:
+        """Not while requests wait that came with another, nor what follows the end of HTTP on this connection."""
+        return not self.pipeline and self in self.connections and not self.transport.is_closing()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._intake.go_on()
+
+    def handle_websocket_upgrade(self) -> None:
+        super().handle_websocket_upgrade()
+        self._intake.drop()
+
+    def _parse(self, data: bytes) -> None:
         self._kept += len(data)
         super().data_received(data)
         if self._kept > HEAD_MAX:
@@ -111,7 +180,7 @@ class Http(HttpToolsProtocol):
         self._kept = 0
         self._stop_waiting()
         try:
-            self._porter.check(cast(Scope, self.scope))
+            self._porter.check(cast(Scope, self.scope), self.url)
             self._check_upgrade()
         except SkerryError as error:
             self._refuse(error)
@@ -155,7 +224,8 @@ class Http(HttpToolsProtocol):
         cycle = self.cycle
         if cycle.response_complete or not cycle.more_body:
             return
-        if self.flow.read_paused or cycle.waiting_for_100_continue:  # it is not the client who is slow
+        # It is not the client who is slow.
+        if self.flow.read_paused or self._intake.waits or cycle.waiting_for_100_continue:
             self._heard = self.loop.time()
         left = self._heard + self._patience.body - self.loop.time()
         if left > 0:
@@ -230,6 +300,19 @@ class _Refusal:
 class WebSocket(WebSocketsSansIOProtocol):
     """What an Http became. Tells the application when it is lost, even while nobody reads from it."""
 
+    def connection_made(self, transport: BaseTransport) -> None:
+        line = self.app_state[LINE]
+        self._intake = Intake(cast(Transport, transport), super().data_received, self.queue.empty, line)
+        super().connection_made(cast(Transport, self._intake))
+
+    def data_received(self, data: bytes) -> None:
+        self._intake.take(data)
+
+    async def receive(self) -> Any:
+        message = await super().receive()
+        self._intake.go_on()
+        return message
+
     def handle_ping(self) -> None:
         """Answered only while the answers are read: else they would pile up here."""
         answer = b"".join(self.conn.data_to_send())
@@ -238,6 +321,7 @@ class WebSocket(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._intake.drop()
         lost: asyncio.Future[None] = self.app_state[LOST]
         if not lost.done():
             lost.set_result(None)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import http.client
 import json
 import os
 import platform
+import re
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -22,6 +25,7 @@ from pathlib import Path
 from skerry._version import VERSION
 from skerry.backends.base import InstanceSpec
 from skerry.backends.namespace import NamespaceBackend
+from skerry.daemon.watchdog import STALL
 from skerry.errors import SkerryError
 from skerry.guest.channel import Channel, Start
 from skerry.host import plan, seccomp
@@ -37,7 +41,12 @@ from skerry.settings import Home
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
 SPACE_WANTED = 4 << 30
+FILE_SIZE = 184
+"""Bytes of the kernel's smallest struct file, on 64 bits."""
 ENVIRONMENT_ID = "doctor000000"
+ANSWER_SECONDS = 5.0
+STALL_MAX = 1.0
+"""Seconds. Others notice a stall of the daemon that is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +75,12 @@ def _checks(home: Home) -> Iterator[Check]:
     yield _guarded("cgroups", WARNING, _cgroups)
     yield _guarded("seccomp", FAILURE, _seccomp)
     yield _landlock()
+    yield _guarded("kernel limits", WARNING, _kernel_limits)
     yield _guarded("home", FAILURE, lambda: _home(home))
     yield _guarded("disk workspaces", WARNING, _volumes)
     yield _guarded("image building", WARNING, lambda: _image_building(home))
     yield from _environment()
+    yield _guarded("event loop", WARNING, lambda: _event_loop(home))
 
 
 def _guarded(name: str, otherwise: str, check: Callable[[], Check]) -> Check:
@@ -155,6 +166,56 @@ def _landlock() -> Check:
     return Check("landlock", OK, f"ABI {abi}")
 
 
+def _kernel_limits() -> Check:
+    """Whether the sysctls are large enough for all default environments that fit into memory, each at its limits."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    count = max(1, memory // Limits().memory)
+    small = [
+        (name, value, wanted)
+        for name, wanted in _wanted_sysctls(count, rootful=os.geteuid() == 0).items()
+        if (value := _sysctl(name)) is not None and value < wanted
+    ]
+    if not small:
+        return Check("kernel limits", OK, f"large enough for {count} environments at their default limits")
+    return Check(
+        "kernel limits",
+        WARNING,
+        f"too small for {count} environments at their default limits, which is what fits into memory: "
+        + ", ".join(f"{name} is {value}" for name, value, _ in small),
+        "sysctl " + " ".join(f"{name}={wanted}" for name, _, wanted in small),
+    )
+
+
+def _wanted_sysctls(count: int, *, rootful: bool) -> dict[str, int]:
+    """The least value of each sysctl for `count` environments.
+
+    What the kernel counts for each user is one environment's as root; without root they share one user.
+    """
+    limits, of_user = Limits(), 1 if rootful else count
+    kinds = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+    # 16 bytes of machine code for each instruction of 8: a comparison and a jump take 13 on x86-64.
+    filter_size = 2 * len(seccomp.compile_profile("default"))
+    return {
+        "kernel.pid_max": count * limits.pids,
+        "kernel.threads-max": count * limits.pids,
+        "kernel.pty.max": count * plan.TERMINALS + (_sysctl("kernel.pty.reserve") or 0),
+        # Open files are charged to the environment's memory; one takes at least this much of it.
+        "fs.file-max": count * limits.memory // FILE_SIZE,
+        "fs.inotify.max_user_instances": of_user * plan.INOTIFY["instances"],
+        "fs.inotify.max_user_watches": of_user * plan.INOTIFY["watches"],
+        "net.core.bpf_jit_limit": count * filter_size,
+        **{f"user.max_{kind}_namespaces": of_user for kind in kinds},
+    }
+
+
+def _sysctl(name: str) -> int | None:
+    """Its value; None if this kernel does not have it or this user may not read it."""
+    try:
+        return int(Path("/proc/sys", *name.split(".")).read_text())
+    except (OSError, ValueError):
+        return None
+
+
 def _home(home: Home) -> Check:
     home.prepare()
     free = shutil.disk_usage(home.path).free
@@ -189,6 +250,33 @@ def _volumes() -> Check:
 def _image_building(home: Home) -> Check:
     preflight.check(definition.find("dev").suite, Path(home.path))
     return Check("image building", OK, "everything that a build needs is there")
+
+
+def _event_loop(home: Home) -> Check:
+    """The longest stall of the daemon that runs, as its metrics tell it."""
+    connection = http.client.HTTPConnection("localhost", timeout=ANSWER_SECONDS)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.settimeout(ANSWER_SECONDS)
+    try:
+        connection.sock.connect(home.socket)
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    except (FileNotFoundError, ConnectionRefusedError):
+        return Check("event loop", OK, "no daemon runs")
+    finally:
+        connection.close()
+    found = re.search(r'^skerry_loop_longest_stall_seconds\{where="(.*)"\} (\S+)$', text, re.MULTILINE)
+    if found is None:
+        return Check("event loop", WARNING, "the daemon that runs does not tell", "restart it")
+    where, seconds = found[1], float(found[2])
+    if not seconds:
+        return Check("event loop", OK, f"the daemon has not stalled for {STALL:g} s or more")
+    text = f"the longest stall of the daemon was {seconds:.2f} s{f', in {where}' if where else ''}"
+    if seconds < STALL_MAX:
+        return Check("event loop", OK, text)
+    return Check(
+        "event loop", WARNING, text, "its log says when (`event loop stalled`); see docs/observability.md"
+    )
 
 
 def _environment() -> Iterator[Check]:

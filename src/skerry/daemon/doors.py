@@ -15,6 +15,7 @@ import struct
 from abc import abstractmethod
 from asyncio import Transport
 from collections.abc import Callable, Iterable
+from ipaddress import IPv4Address, ip_address, ip_network
 
 import structlog
 from starlette.types import Scope
@@ -23,11 +24,13 @@ from skerry.daemon import origin
 from skerry.daemon.connections import Http, Patience, Porter
 from skerry.daemon.peers import Peer
 from skerry.errors import DaemonUnavailable, Denied
+from skerry.manager.room import Room
 
 CROWD = 4096
 """Connections that one door has at once, at most a quarter of what this process may have open."""
 RESERVE = 64
-"""Connections above that which are told so; all further ones are closed without a word."""
+"""Connections above that, or above the share of their address, which are told so; all further ones are closed without a
+word."""
 AT_ONCE = 64
 TRY_AGAIN = 1.0
 SHUTDOWN_SECONDS = 5.0
@@ -42,13 +45,35 @@ def crowd() -> int:
 
 
 class Door(Porter):
-    """One listening socket, and who may come in there. `most` connections at once are served."""
+    """One listening socket, and who may come in there."""
 
     tls: ssl.SSLContext | None = None
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.most = crowd()
+
+    @property
+    def most(self) -> int:
+        return self._most
+
+    @most.setter
+    def most(self, most: int) -> None:
+        """How many connections are served at once. No address and no tenant gets more than half of what is left."""
+        self._most = most
+        self.addresses, self._tenants = Room(most), Room(most)
+
+    def share(self, tenant: str, instead_of: str | None) -> bool:
+        if instead_of is not None:
+            self._tenants.give_back(instead_of, 1)
+        return self._tenants.take(tenant, 1)
+
+    def leave(self, tenant: str) -> None:
+        self._tenants.give_back(tenant, 1)
+
+    @abstractmethod
+    def origin(self, sock: socket.socket) -> str | None:
+        """What a connection is counted for before anything is known of its tenant; None: nothing."""
 
     @abstractmethod
     def silence(self, transport: Transport) -> float:
@@ -66,8 +91,11 @@ class UnixDoor(Door):
             raise Denied("this daemon belongs to another user", hint="set SKERRY_HOME to your own")
         return Peer(f"uid {uid}", trusted=True)
 
-    def check(self, scope: Scope) -> None:
+    def check(self, scope: Scope, target: bytes) -> None:
         pass
+
+    def origin(self, sock: socket.socket) -> str | None:
+        return None
 
     def silence(self, transport: Transport) -> float:
         return 0.0
@@ -93,9 +121,21 @@ class TcpDoor(Door):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
         return Peer(_address(transport.get_extra_info("peername")), trusted=False)
 
-    def check(self, scope: Scope) -> None:
+    def check(self, scope: Scope, target: bytes) -> None:
         # With a wildcard we listen on all our addresses: the one that was reached is a name of ours, too.
-        origin.check(scope, self._names | {_bracketed(scope["server"][0])})
+        origin.check(scope, target, self._names | {_bracketed(scope["server"][0])})
+
+    def origin(self, sock: socket.socket) -> str | None:
+        """The address; of IPv6 the network of 64 bits, in which one machine has as many as it likes."""
+        try:
+            address = ip_address(sock.getpeername()[0].partition("%")[0])
+        except OSError:  # it is gone again
+            return None
+        if isinstance(address, IPv4Address):
+            return str(address)
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ip_network((int(address) >> 64 << 64, 64)))
 
     def silence(self, transport: Transport) -> float:
         # Keepalive does not look while something is unsent, and TCP_USER_TIMEOUT also ends those who are well but
@@ -115,6 +155,8 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._arriving: set[asyncio.Task[None]] = set()
         self._open: set[Transport] = set()
+        self._told = 0
+        """How many of both are only told that there is no room for them."""
         self._timer: asyncio.TimerHandle | None = None
         door.sock.setblocking(False)
         self._listen()
@@ -145,16 +187,23 @@ class Listener:
                 self._loop.remove_reader(self._door.sock)
                 self._timer = self._loop.call_later(TRY_AGAIN, self._listen)
                 return
-            crowd = len(self._open) + len(self._arriving)
-            if crowd >= self._door.most + RESERVE:
-                sock.close()
-                continue
-            porter: Porter = self._door if crowd < self._door.most else _Full()
-            task = self._loop.create_task(self._admit(sock, porter))
+            origin = self._door.origin(sock)
+            porter: Porter = self._door
+            if len(self._open) + len(self._arriving) - self._told >= self._door.most:
+                porter = _Full("too many connections")
+            elif origin is not None and not self._door.addresses.take(origin, 1):
+                porter = _Full(f"too many connections from {origin}")
+            if porter is not self._door:
+                origin = None
+                if self._told >= RESERVE:
+                    sock.close()
+                    continue
+                self._told += 1
+            task = self._loop.create_task(self._admit(sock, porter, origin))
             self._arriving.add(task)
             task.add_done_callback(self._arriving.discard)
 
-    async def _admit(self, sock: socket.socket, porter: Porter) -> None:
+    async def _admit(self, sock: socket.socket, porter: Porter, origin: str | None) -> None:
         sock.setblocking(False)
         limits = (
             {"ssl_handshake_timeout": self._patience.handshake, "ssl_shutdown_timeout": SHUTDOWN_SECONDS}
@@ -162,17 +211,26 @@ class Listener:
             else {}
         )
         http = self._make(porter)
+        http.lost.add_done_callback(lambda _: self._left(porter, origin))
         try:
             await self._loop.connect_accepted_socket(lambda: http, sock, ssl=self._door.tls, **limits)
         except OSError as error:  # no TLS, too slow, or gone again
             log.debug("connection failed", error=str(error))
             sock.close()
+            http.end()
             return
         except BaseException:
             sock.close()
+            http.end()
             raise
         self._open.add(http.transport)
         http.lost.add_done_callback(lambda _: self._open.discard(http.transport))
+
+    def _left(self, porter: Porter, origin: str | None) -> None:
+        if porter is not self._door:
+            self._told -= 1
+        elif origin is not None:
+            self._door.addresses.give_back(origin, 1)
 
     async def _look(self) -> None:
         """End connections to machines that are gone."""
@@ -188,10 +246,19 @@ class Listener:
 class _Full(Porter):
     """Tells everybody to come back later."""
 
-    def greet(self, transport: Transport) -> Peer:
-        raise DaemonUnavailable("too many connections", hint="close some, or try again later")
+    def __init__(self, why: str) -> None:
+        self._why = why
 
-    def check(self, scope: Scope) -> None:
+    def greet(self, transport: Transport) -> Peer:
+        raise DaemonUnavailable(self._why, hint="close some, or try again later")
+
+    def check(self, scope: Scope, target: bytes) -> None:
+        pass
+
+    def share(self, tenant: str, instead_of: str | None) -> bool:
+        return True
+
+    def leave(self, tenant: str) -> None:
         pass
 
 

@@ -1,7 +1,7 @@
 """What the daemon counts, for Prometheus: plain numbers, and their text form.
 
 Only the event loop's thread writes them, so nothing is locked. Labels are words of ours (operations, actions,
-outcomes, states), never ids, names or tenants: nobody can make more of them.
+outcomes, states), never ids or names: nobody can make more of them. Tenants, which operators make, are bounded.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from skerry.daemon.accounts import Accounts
 from skerry.errors import SkerryError
 from skerry.manager.records import StoredRecords
 from skerry.models import Outcome, State
@@ -85,6 +86,7 @@ class Metrics:
             "skerry_request_seconds", "From a request to the beginning of its answer.", "operation"
         )
         self.under_way = 0
+        self.accounts = Accounts()
         self.actions = Counter(
             "skerry_actions_total", "What was done, or refused, as the audit tells it.", "action", "outcome"
         )
@@ -94,6 +96,8 @@ class Metrics:
         self.audit_failures = Counter("skerry_audit_failures_total", "Rows that could not be written.")
         self.store_seconds = Histogram("skerry_store_write_seconds", "From a write to its commit.")
         self.store_failures = Counter("skerry_store_failures_total", "Writes that failed.")
+        self.others: list[Callable[[], Iterator[str]]] = []
+        """What other parts count, in the text form."""
 
     def lines(self) -> Iterator[str]:
         yield from samples(
@@ -102,6 +106,10 @@ class Metrics:
         for family in vars(self).values():
             if isinstance(family, Counter | Histogram):
                 yield from family.lines()
+        for lines in self.others:
+            yield from lines()
+        for name, text, values in self.accounts.families():
+            yield from samples(name, text, "counter", ("tenant",), values)
 
     def happened(self, entry: Entry) -> None:
         """Count what a row of the audit tells."""
@@ -123,33 +131,39 @@ class MeasuredRecords(StoredRecords):
 
     def created(self, environment: Environment, intent: Entry) -> Written[str | None]:
         written = super().created(environment, intent)
-        self._watched(written.synced, intent)
+        self._watched(environment.tenant, written.synced, intent)
+        self._metrics.accounts.of(environment.tenant).rows += 1  # beside that of the intent
         return written
 
     def changed(
         self, environment: Environment, state: State, entry: Entry | None = None
     ) -> asyncio.Future[None]:
-        return self._watched(super().changed(environment, state, entry), entry)
+        return self._watched(environment.tenant, super().changed(environment, state, entry), entry)
 
     def audit(self, tenant: str, entry: Entry, *, later: bool = False) -> asyncio.Future[None]:
-        return self._watched(super().audit(tenant, entry, later=later), entry, later)
+        return self._watched(tenant, super().audit(tenant, entry, later=later), entry, later)
 
     def audit_early(self, tenant: str, entry: Entry) -> Written[None]:
         written = super().audit_early(tenant, entry)
-        self._watched(written.synced, entry)
+        self._watched(tenant, written.synced, entry)
         return written
 
     def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]:
-        return self._watched(super().started(environment_id, execution))
+        return self._watched(execution.caller.tenant, super().started(environment_id, execution))
 
     def finished(self, execution_id: str, outcome: Outcome, exit_code: int | None) -> asyncio.Future[None]:
-        return self._watched(super().finished(execution_id, outcome, exit_code))
+        return self._watched(None, super().finished(execution_id, outcome, exit_code))
 
     def _watched(
-        self, written: asyncio.Future[T], entry: Entry | None = None, later: bool = False
+        self, tenant: str | None, written: asyncio.Future[T], entry: Entry | None = None, later: bool = False
     ) -> asyncio.Future[T]:
+        accounts = self._metrics.accounts
+        if tenant is not None:
+            accounts.of(tenant).rows += 1
         if entry is not None:
             self._metrics.happened(entry)
+            if tenant is not None:
+                accounts.happened(tenant, entry)
         written.add_done_callback(partial(self._written, 0.0 if later else time.perf_counter(), entry))
         return written
 

@@ -77,9 +77,14 @@ class Server(uvicorn.Server):
         self._listeners = [Listener(door, self._connection, self._patience) for door in self._doors]
         self.started = True
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    def close_doors(self) -> None:
+        """Take no more connections. Those that are open stay until the end: what comes there is answered."""
         for listener in self._listeners:
             listener.close()
+        self._listeners.clear()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.close_doors()
         await super().shutdown(sockets)
 
     def _connection(self, porter: Porter) -> Http:

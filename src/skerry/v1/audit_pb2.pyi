@@ -196,6 +196,7 @@ class Verdict(_message.Message):
     SEQ_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
     BROKEN_FIELD_NUMBER: _builtins.int
+    PRUNED_FIELD_NUMBER: _builtins.int
     intact: _builtins.bool
     seq: _builtins.int
     """Of the last row."""
@@ -205,6 +206,10 @@ class Verdict(_message.Message):
     def broken(self) -> Global___Broken:
         """The first place at which the chain does not hold."""
 
+    @_builtins.property
+    def pruned(self) -> Global___Anchor:
+        """The last row that was pruned, if any was: the rows up to it cannot be verified any more."""
+
     def __init__(
         self,
         *,
@@ -212,14 +217,91 @@ class Verdict(_message.Message):
         seq: _builtins.int = ...,
         hash: _builtins.str = ...,
         broken: Global___Broken | None = ...,
+        pruned: Global___Anchor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "pruned", b"pruned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "hash", b"hash", "intact", b"intact", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "hash", b"hash", "intact", b"intact", "pruned", b"pruned", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
+
+@_typing.final
+class Anchor(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQ_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    seq: _builtins.int
+    hash: _builtins.str
+    def __init__(
+        self,
+        *,
+        seq: _builtins.int = ...,
+        hash: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash", b"hash", "seq", b"seq"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Anchor: _TypeAlias = Anchor  # noqa: Y015
+
+@_typing.final
+class PruneAuditRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: _builtins.int
+    before: _builtins.float
+    """Unix time: rows that are older go."""
+    def __init__(
+        self,
+        *,
+        before: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PruneAuditRequest: _TypeAlias = PruneAuditRequest  # noqa: Y015
+
+@_typing.final
+class Pruned(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REMOVED_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    UNFINISHED_FIELD_NUMBER: _builtins.int
+    removed: _builtins.int
+    """Rows that were removed now."""
+    seq: _builtins.int
+    """Of the last row that was ever removed, 0 if none was."""
+    hash: _builtins.str
+    """Of the same row."""
+    unfinished: _builtins.int
+    """An old row that stays, with all after it: an intent without a result."""
+    def __init__(
+        self,
+        *,
+        removed: _builtins.int = ...,
+        seq: _builtins.int = ...,
+        hash: _builtins.str = ...,
+        unfinished: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_unfinished", b"_unfinished", "unfinished", b"unfinished"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_unfinished", b"_unfinished", "hash", b"hash", "removed", b"removed", "seq", b"seq", "unfinished", b"unfinished"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__unfinished: _TypeAlias = _typing.Literal["unfinished"]  # noqa: Y015
+    _WhichOneofArgType__unfinished: _TypeAlias = _typing.Literal["_unfinished", b"_unfinished"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__unfinished) -> _WhichOneofReturnType__unfinished | None: ...
+
+Global___Pruned: _TypeAlias = Pruned  # noqa: Y015
 
 @_typing.final
 class Broken(_message.Message):

@@ -44,6 +44,11 @@ class AuditStub:
                 request_serializer=skerry_dot_v1_dot_audit__pb2.VerifyAuditRequest.SerializeToString,
                 response_deserializer=skerry_dot_v1_dot_audit__pb2.Verdict.FromString,
                 _registered_method=True)
+        self.PruneAudit = channel.unary_unary(
+                '/skerry.v1.Audit/PruneAudit',
+                request_serializer=skerry_dot_v1_dot_audit__pb2.PruneAuditRequest.SerializeToString,
+                response_deserializer=skerry_dot_v1_dot_audit__pb2.Pruned.FromString,
+                _registered_method=True)
 
 
 class AuditServicer:
@@ -65,6 +70,13 @@ class AuditServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PruneAudit(self, request, context):
+        """Remove the oldest rows; the rest can still be verified. An intent that has no result stays, with all rows after it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AuditServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_AuditServicer_to_server(servicer, server):
                     servicer.VerifyAudit,
                     request_deserializer=skerry_dot_v1_dot_audit__pb2.VerifyAuditRequest.FromString,
                     response_serializer=skerry_dot_v1_dot_audit__pb2.Verdict.SerializeToString,
+            ),
+            'PruneAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.PruneAudit,
+                    request_deserializer=skerry_dot_v1_dot_audit__pb2.PruneAuditRequest.FromString,
+                    response_serializer=skerry_dot_v1_dot_audit__pb2.Pruned.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -133,6 +150,33 @@ class Audit:
             '/skerry.v1.Audit/VerifyAudit',
             skerry_dot_v1_dot_audit__pb2.VerifyAuditRequest.SerializeToString,
             skerry_dot_v1_dot_audit__pb2.Verdict.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PruneAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/skerry.v1.Audit/PruneAudit',
+            skerry_dot_v1_dot_audit__pb2.PruneAuditRequest.SerializeToString,
+            skerry_dot_v1_dot_audit__pb2.Pruned.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,8 @@ class AuditStub:
     """That no row was changed, removed or moved. `seq` and `hash` of an earlier answer, written down elsewhere, prove that
     the rows up to there are the same.
     """
+    PruneAudit: _grpc.UnaryUnaryMultiCallable[_audit_pb2.PruneAuditRequest, _audit_pb2.Pruned]
+    """Remove the oldest rows; the rest can still be verified. An intent that has no result stays, with all rows after it."""
 
 @_typing.type_check_only
 class AuditAsyncStub(AuditStub):
@@ -51,6 +53,8 @@ class AuditAsyncStub(AuditStub):
     """That no row was changed, removed or moved. `seq` and `hash` of an earlier answer, written down elsewhere, prove that
     the rows up to there are the same.
     """
+    PruneAudit: _aio.UnaryUnaryMultiCallable[_audit_pb2.PruneAuditRequest, _audit_pb2.Pruned]  # type: ignore[assignment]
+    """Remove the oldest rows; the rest can still be verified. An intent that has no result stays, with all rows after it."""
 
 class AuditServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -72,5 +76,13 @@ class AuditServicer(metaclass=_abc_1.ABCMeta):
         """That no row was changed, removed or moved. `seq` and `hash` of an earlier answer, written down elsewhere, prove that
         the rows up to there are the same.
         """
+
+    @_abc_1.abstractmethod
+    def PruneAudit(
+        self,
+        request: _audit_pb2.PruneAuditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_audit_pb2.Pruned, _abc.Awaitable[_audit_pb2.Pruned]]:
+        """Remove the oldest rows; the rest can still be verified. An intent that has no result stays, with all rows after it."""
 
 def add_AuditServicer_to_server(servicer: AuditServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -94,7 +94,7 @@ class CreateEnvironmentRequest(_message.Message):
     isolation: _builtins.str
     """At least this much, or the request fails: `namespace`, `gvisor`, `microvm`."""
     profile: _builtins.str
-    """Which system calls there are: `default`, `strict` or `debug`."""
+    """Which system calls there are: `default`, `strict`, `debug` or `filters`."""
     network: _builtins.str
     """`none`, `allowlist` or `public`; never internal addresses."""
     workspace: _builtins.str

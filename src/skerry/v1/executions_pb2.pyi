@@ -170,7 +170,7 @@ class ExecuteRequest(_message.Message):
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Variables as well, of which nothing but the names is ever written down."""
+        """Variables of which only the names are ever written down. Other code in the environment can read them."""
 
     def __init__(
         self,
@@ -384,7 +384,7 @@ class StartExecutionRequest(_message.Message):
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Variables as well, of which nothing but the names is ever written down."""
+        """Variables of which only the names are ever written down. Other code in the environment can read them."""
 
     def __init__(
         self,
@@ -916,7 +916,7 @@ class Opening(_message.Message):
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Variables as well, of which nothing but the names is ever written down."""
+        """Variables of which only the names are ever written down. Other code in the environment can read them."""
 
     def __init__(
         self,

@@ -104,7 +104,7 @@ class OpenSessionRequest(_message.Message):
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Variables as well, of which nothing but the names is ever written down."""
+        """Variables of which only the names are ever written down. Other code in the environment can read them."""
 
     @_builtins.property
     def packages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

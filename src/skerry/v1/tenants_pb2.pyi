@@ -206,6 +206,7 @@ class SetQuotaRequest(_message.Message):
     ENVIRONMENTS_FIELD_NUMBER: _builtins.int
     CPUS_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     environments: _builtins.int
     """What is left out is not limited."""
@@ -213,6 +214,8 @@ class SetQuotaRequest(_message.Message):
     """Cores, of all environments together."""
     memory: _builtins.int
     """Bytes, of all environments together."""
+    disk: _builtins.int
+    """Bytes: of all workspaces, as large as they may get, and of installed packages."""
     def __init__(
         self,
         *,
@@ -220,19 +223,24 @@ class SetQuotaRequest(_message.Message):
         environments: _builtins.int | None = ...,
         cpus: _builtins.float | None = ...,
         memory: _builtins.int | None = ...,
+        disk: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_environments", b"_environments", "_memory", b"_memory", "cpus", b"cpus", "environments", b"environments", "memory", b"memory"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_disk", b"_disk", "_environments", b"_environments", "_memory", b"_memory", "cpus", b"cpus", "disk", b"disk", "environments", b"environments", "memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_environments", b"_environments", "_memory", b"_memory", "cpus", b"cpus", "environments", b"environments", "memory", b"memory", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_disk", b"_disk", "_environments", b"_environments", "_memory", b"_memory", "cpus", b"cpus", "disk", b"disk", "environments", b"environments", "memory", b"memory", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cpus: _TypeAlias = _typing.Literal["cpus"]  # noqa: Y015
     _WhichOneofArgType__cpus: _TypeAlias = _typing.Literal["_cpus", b"_cpus"]  # noqa: Y015
+    _WhichOneofReturnType__disk: _TypeAlias = _typing.Literal["disk"]  # noqa: Y015
+    _WhichOneofArgType__disk: _TypeAlias = _typing.Literal["_disk", b"_disk"]  # noqa: Y015
     _WhichOneofReturnType__environments: _TypeAlias = _typing.Literal["environments"]  # noqa: Y015
     _WhichOneofArgType__environments: _TypeAlias = _typing.Literal["_environments", b"_environments"]  # noqa: Y015
     _WhichOneofReturnType__memory: _TypeAlias = _typing.Literal["memory"]  # noqa: Y015
     _WhichOneofArgType__memory: _TypeAlias = _typing.Literal["_memory", b"_memory"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cpus) -> _WhichOneofReturnType__cpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk) -> _WhichOneofReturnType__disk | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__environments) -> _WhichOneofReturnType__environments | None: ...
     @_typing.overload
@@ -249,14 +257,21 @@ class Quota(_message.Message):
     CPUS_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     USED_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
+    CAUSED_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     environments: _builtins.int
     """What is not there is not limited."""
     cpus: _builtins.float
     memory: _builtins.int
+    disk: _builtins.int
     @_builtins.property
     def used(self) -> Global___Amounts:
         """What its environments that have not ended may use together."""
+
+    @_builtins.property
+    def caused(self) -> Global___Caused:
+        """What it has made this daemon do, since that was started."""
 
     def __init__(
         self,
@@ -266,19 +281,25 @@ class Quota(_message.Message):
         cpus: _builtins.float | None = ...,
         memory: _builtins.int | None = ...,
         used: Global___Amounts | None = ...,
+        disk: _builtins.int | None = ...,
+        caused: Global___Caused | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_environments", b"_environments", "_memory", b"_memory", "cpus", b"cpus", "environments", b"environments", "memory", b"memory", "used", b"used"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_disk", b"_disk", "_environments", b"_environments", "_memory", b"_memory", "caused", b"caused", "cpus", b"cpus", "disk", b"disk", "environments", b"environments", "memory", b"memory", "used", b"used"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_environments", b"_environments", "_memory", b"_memory", "cpus", b"cpus", "environments", b"environments", "memory", b"memory", "tenant", b"tenant", "used", b"used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_disk", b"_disk", "_environments", b"_environments", "_memory", b"_memory", "caused", b"caused", "cpus", b"cpus", "disk", b"disk", "environments", b"environments", "memory", b"memory", "tenant", b"tenant", "used", b"used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cpus: _TypeAlias = _typing.Literal["cpus"]  # noqa: Y015
     _WhichOneofArgType__cpus: _TypeAlias = _typing.Literal["_cpus", b"_cpus"]  # noqa: Y015
+    _WhichOneofReturnType__disk: _TypeAlias = _typing.Literal["disk"]  # noqa: Y015
+    _WhichOneofArgType__disk: _TypeAlias = _typing.Literal["_disk", b"_disk"]  # noqa: Y015
     _WhichOneofReturnType__environments: _TypeAlias = _typing.Literal["environments"]  # noqa: Y015
     _WhichOneofArgType__environments: _TypeAlias = _typing.Literal["_environments", b"_environments"]  # noqa: Y015
     _WhichOneofReturnType__memory: _TypeAlias = _typing.Literal["memory"]  # noqa: Y015
     _WhichOneofArgType__memory: _TypeAlias = _typing.Literal["_memory", b"_memory"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cpus) -> _WhichOneofReturnType__cpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk) -> _WhichOneofReturnType__disk | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__environments) -> _WhichOneofReturnType__environments | None: ...
     @_typing.overload
@@ -287,25 +308,74 @@ class Quota(_message.Message):
 Global___Quota: _TypeAlias = Quota  # noqa: Y015
 
 @_typing.final
+class Caused(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    LOOP_SECONDS_FIELD_NUMBER: _builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    SENT_BYTES_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    CONNECTIONS_FIELD_NUMBER: _builtins.int
+    NETWORK_SENT_BYTES_FIELD_NUMBER: _builtins.int
+    NETWORK_RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    requests: _builtins.int
+    loop_seconds: _builtins.float
+    """Time of the event loop, which all tenants share, for its requests and streams."""
+    received_bytes: _builtins.int
+    """Bodies of its requests."""
+    sent_bytes: _builtins.int
+    """Bodies of the answers."""
+    rows: _builtins.int
+    """Written to the store."""
+    connections: _builtins.int
+    """Made by its environments, and ended; with those bytes of the network."""
+    network_sent_bytes: _builtins.int
+    network_received_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        requests: _builtins.int = ...,
+        loop_seconds: _builtins.float = ...,
+        received_bytes: _builtins.int = ...,
+        sent_bytes: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        connections: _builtins.int = ...,
+        network_sent_bytes: _builtins.int = ...,
+        network_received_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connections", b"connections", "loop_seconds", b"loop_seconds", "network_received_bytes", b"network_received_bytes", "network_sent_bytes", b"network_sent_bytes", "received_bytes", b"received_bytes", "requests", b"requests", "rows", b"rows", "sent_bytes", b"sent_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Caused: _TypeAlias = Caused  # noqa: Y015
+
+@_typing.final
 class Amounts(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENVIRONMENTS_FIELD_NUMBER: _builtins.int
     CPUS_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
     environments: _builtins.int
     cpus: _builtins.float
     memory: _builtins.int
+    disk: _builtins.int
+    """Of workspaces, as large as they may get, and of installed packages."""
     def __init__(
         self,
         *,
         environments: _builtins.int = ...,
         cpus: _builtins.float = ...,
         memory: _builtins.int = ...,
+        disk: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "environments", b"environments", "memory", b"memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "disk", b"disk", "environments", b"environments", "memory", b"memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

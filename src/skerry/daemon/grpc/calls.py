@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from secrets import token_hex
 from typing import Any
 from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import Message
 from grpc.aio import ServicerContext
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 from starlette.types import Message as Event
 
 from skerry.daemon.grpc import dialogue
@@ -20,24 +22,40 @@ from skerry.daemon.grpc.messages import parse, to_message
 from skerry.daemon.grpc.methods import DATA, Method, request
 from skerry.daemon.grpc.problems import problem, refuse
 from skerry.daemon.http.attach import LOST
-from skerry.daemon.http.operations import EVENTS, NDJSON
-from skerry.daemon.peers import CUT, PEER, Peer
-from skerry.errors import InvalidRequest, PlatformError, SkerryError, TooSlow, Unauthorized, from_dict
+from skerry.daemon.http.operations import EVENTS, NDJSON, Operation
+from skerry.daemon.peers import CUT, GONE, PEER, Peer
+from skerry.errors import Busy, InvalidRequest, PlatformError, SkerryError, TooSlow, Unauthorized, from_dict
+from skerry.manager.caller import Caller
+from skerry.manager.room import Room
 
 FIRST_SECONDS = 10.0
-"""Within this time a call sends its first message: until then nothing is known of who it is."""
+"""Within this time a call sends its first message."""
+READS_AT_ONCE = 8
+"""First messages of one tenant that are read at once: C-core buffers each up to its full length."""
+STREAMS_MAX = 128
+"""Calls that send many messages, of all tenants together: a message of each can be buffered at any time."""
 PASSED_ON = ("authorization", "skerry-tenant", "traceparent")
 GIVEN_BACK = b"x-request-id"
 
 Context = ServicerContext[Any, Any]
+Admit = Callable[[Scope, Operation, str], Awaitable[Caller]]
+"""Finds the caller in the headers of a scope. Raises SkerryError."""
 Handler = Callable[[Any, Context], Coroutine[Any, Any, Message | None]]
 
 
 class Calls:
-    """The RPCs of one application. `under_way` are the requests whose work has not ended yet."""
+    """The RPCs of one application. `under_way` are the requests whose work has not ended yet.
 
-    def __init__(self, app: ASGIApp) -> None:
+    The caller is admitted from the metadata before any message is read; a method without a verb, which everybody
+    may call, is answered without reading its message at all. A stranger therefore never gets a message buffered
+    beyond the window of its stream.
+    """
+
+    def __init__(self, app: ASGIApp, admit: Admit) -> None:
         self._app = app
+        self._admit = admit
+        self._reads = _Turns(READS_AT_ONCE)
+        self._streams = Room(STREAMS_MAX)
         self.under_way: set[asyncio.Task[None]] = set()
 
     def handler(self, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
@@ -68,13 +86,16 @@ class Calls:
                 try:
                     return await self._serve(method, asked, context, end)
                 except SkerryError as error:
-                    failure = error
+                    # The traceback refers to this frame, which would refer to the error: a cycle that keeps the
+                    # message until the next full garbage collection.
+                    failure = error.with_traceback(None)
                 except asyncio.CancelledError:
                     if not cut:
                         raise
                     task.uncancel()
                     failure = Unauthorized("the token was revoked")
-                await refuse(context, failure)
+                refuse(context, failure)
+                return None
             except grpc.aio.InternalError:
                 return None  # nothing can be sent: the client has gone, and the call is over
 
@@ -83,22 +104,46 @@ class Calls:
     async def _serve(
         self, method: Method, asked: Any, context: Context, cut: Callable[[], None]
     ) -> Message | None:
-        rest = parsed(method.request, asked)
-        first = await first_of(rest)
-        state = {PEER: Peer(_address(context.peer()), trusted=False), CUT: cut}
+        request_id = token_hex(8)
+        context.set_trailing_metadata(((GIVEN_BACK.decode(), request_id),))
+        asking = head(method.operation, context)
+        asking["state"][CUT] = cut
+        caller = await self._admit(asking, method.operation, request_id)
+        with self._stream(caller, method):
+            if method.operation.verb:
+                rest = parsed(method.request, asked)
+                async with self._reads.turn(caller.tenant):
+                    first = await first_of(rest)
+            else:
+                rest, first = _none(), method.request()
+            return await self._exchange(method, first, rest, context, asking)
+
+    @contextlib.contextmanager
+    def _stream(self, caller: Caller, method: Method) -> Iterator[None]:
+        """Raises Busy."""
+        if not method.takes_many:
+            yield
+            return
+        if not self._streams.take(caller.tenant, 1):
+            raise Busy(f"tenant {caller.tenant!r} has too many uploads and attachments", hint="end some")
+        try:
+            yield
+        finally:
+            self._streams.give_back(caller.tenant, 1)
+
+    async def _exchange(
+        self, method: Method, first: Any, rest: AsyncIterator[Any], context: Context, asking: Scope
+    ) -> Message | None:
         if method.operation.websocket:
             scope, incoming = dialogue.opening(method, first, rest)
         else:
             scope, body = request(method, first)
             incoming = _upload(first, rest, context) if method.takes_many else _whole(body)
-        scope["headers"] += [
-            (name.encode(), value.encode() if isinstance(value, str) else value)
-            for name, value in context.invocation_metadata() or ()
-            if name in PASSED_ON
-        ]
-        scope["state"] = state
+        scope["headers"] += asking["headers"]
+        state = scope["state"] = asking["state"]
         exchange = Exchange(self._app, scope, incoming)
         state[LOST] = exchange.gone
+        state[GONE] = exchange.gone.done
         self.under_way.add(exchange.task)
         exchange.task.add_done_callback(self.under_way.discard)
         try:
@@ -137,6 +182,46 @@ async def _answer(method: Method, exchange: Exchange, context: Context) -> Messa
             if event := _event(block):
                 await context.write(to_message(method.answer, event))
     return None
+
+
+class _Turns:
+    """At most `most` at once of each tenant; the others wait, in order."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tenants: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
+
+    @contextlib.asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        semaphore, users = self._tenants.setdefault(tenant, (asyncio.Semaphore(self._most), []))
+        users.append(None)
+        try:
+            async with semaphore:
+                yield
+        finally:
+            users.pop()
+            if not users:
+                del self._tenants[tenant]
+
+
+def head(operation: Operation, context: Context) -> Scope:
+    """What is known of a call before its message is read: who asks for what."""
+    return {
+        "type": "http",
+        "method": operation.method,
+        "path": operation.path,
+        "headers": [
+            (name.encode(), value.encode() if isinstance(value, str) else value)
+            for name, value in context.invocation_metadata() or ()
+            if name in PASSED_ON
+        ],
+        "state": {PEER: Peer(_address(context.peer()), trusted=False)},
+    }
+
+
+async def _none() -> AsyncIterator[Any]:
+    return
+    yield
 
 
 async def parsed(kind: type[Message], asked: AsyncIterator[bytes]) -> AsyncIterator[Any]:

@@ -18,20 +18,71 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.struct_pb2 import Struct
 
-from skerry.errors import InvalidRequest
+from skerry.errors import InvalidRequest, LimitReached
 from skerry.models import decode_bytes
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 Convert = Callable[[Any], Any]
 TWIN = "_bytes"
+SMALL = 64 << 10
+"""Bytes below which a message cannot hold too many fields."""
+FIELDS_MAX = 20_000
+"""Fields of a larger message, those of nested messages included. Only content is large."""
 
 
 def parse(kind: type[AnyMessage], data: bytes) -> AnyMessage:
-    """Raises InvalidRequest."""
+    """Raises InvalidRequest, LimitReached."""
+    if len(data) > SMALL and _fields(cast(Descriptor, kind.DESCRIPTOR), memoryview(data), FIELDS_MAX) < 0:
+        raise LimitReached(f"a {kind.DESCRIPTOR.name} has more than {FIELDS_MAX} fields", hint="send fewer")
     try:
         return kind.FromString(data)
     except DecodeError as error:
         raise InvalidRequest(f"this is no {kind.DESCRIPTOR.name}") from error
+
+
+def _fields(descriptor: Descriptor, data: memoryview, left: int) -> int:
+    """What is left of `left` after all fields of a message on the wire were counted; negative if there are more.
+
+    Skips over content, so that its cost is bounded by `left`. What is malformed ends it: the parser will say so.
+    """
+    at, end = 0, len(data)
+    nested = _nested(descriptor)
+    while at < end and left >= 0:
+        left -= 1
+        key, at = _varint(data, at, end)
+        kind = key & 7
+        if kind == 0:
+            _, at = _varint(data, at, end)
+        elif kind == 1:
+            at += 8
+        elif kind == 5:
+            at += 4
+        elif kind == 2:
+            size, at = _varint(data, at, end)
+            if (number := key >> 3) in nested:
+                left = _fields(nested[number], data[at : at + size], left)
+            at += size
+        elif kind not in (3, 4):  # groups: their fields are counted with ours
+            return left
+    return left
+
+
+def _varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128 or shift > 63:
+            break
+    return value, at
+
+
+@cache
+def _nested(descriptor: Descriptor) -> dict[int, Descriptor]:
+    """The messages below this one, by the number of their field."""
+    return {field.number: field.message_type for field in descriptor.fields if field.message_type is not None}
 
 
 def to_json(message: Message) -> dict[str, Any]:

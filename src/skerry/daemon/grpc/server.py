@@ -1,6 +1,7 @@
 """The gRPC server: the same application as over HTTP, on a port of its own.
 
-Health and reflection are there for everybody; all else needs a token, which the application asks for.
+Health is there for everybody, and answers without reading the request; all else, reflection too, needs a token, which
+is checked before a message is read. What C-core buffers before that is bounded by the options of the server.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import grpc
@@ -16,16 +18,22 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from starlette.types import ASGIApp
 
 from skerry.daemon.doors import crowd
-from skerry.daemon.grpc.calls import Calls, first_of, parsed
+from skerry.daemon.grpc.calls import Admit, Calls, head, parsed
 from skerry.daemon.grpc.methods import SERVICES, methods
 from skerry.daemon.grpc.problems import refuse
 from skerry.daemon.http.operations import Operation
 from skerry.errors import InvalidRequest, SkerryError, TooSlow
 
-MESSAGE_MAX = 16 << 20
-"""Bytes of one message from a client, as of one JSON body."""
+MESSAGE_MAX = 4 << 20
+"""Bytes of one message from a client: what clients of gRPC take by default, too."""
+WINDOW = 64 << 10
+"""Bytes of a stream that C-core takes from the network before anybody reads its messages. While a message is read,
+it takes the whole message."""
+METADATA_MAX = 16 << 10
 CALLS_MAX = 4000
-CALLS_OF_ONE_CONNECTION = 1000
+CALLS_OF_ONE_CONNECTION = 256
+CALLS_WAITING = 512
+"""Calls that C-core holds until the event loop gets to them; beyond those it refuses some."""
 REFLECTION_SECONDS = 10.0
 GRACE_SECONDS = 5.0
 
@@ -33,6 +41,14 @@ OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_MAX),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_concurrent_streams", CALLS_OF_ONE_CONNECTION),
+    ("grpc.server.max_pending_requests", CALLS_WAITING),
+    ("grpc.http2.lookahead_bytes", WINDOW),
+    # The probe would raise the window to megabytes, for every stream of the connection.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.max_metadata_size", METADATA_MAX // 2),
+    ("grpc.absolute_max_metadata_size", METADATA_MAX),
+    # None but identity: 16 KB of gzip can be 16 MB of message.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
     # A second daemon on the same port must fail, and not get every other connection.
     ("grpc.so_reuseport", 0),
     # A peer that is dead is noticed; one that asks whether we are alive all the time is sent away.
@@ -46,7 +62,9 @@ OPTIONS = (
 
 
 class Health:
-    """Tells load balancers what `/readyz` tells, whatever service they ask for. Has no Watch: they poll."""
+    """Tells load balancers what `/readyz` tells, whatever service they ask for, without reading which one it is:
+    anybody may ask, and a message that is read is buffered first. Has no Watch: they poll.
+    """
 
     def __init__(self, ready: Callable[[], Awaitable[object]]) -> None:
         self._ready = ready
@@ -56,14 +74,8 @@ class Health:
         return {"Check": grpc.stream_unary_rpc_method_handler(self.check, response_serializer=answer)}
 
     async def check(
-        self, asked: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+        self, _asked: AsyncIterator[bytes], _context: grpc.aio.ServicerContext[Any, Any]
     ) -> health_pb2.HealthCheckResponse:
-        try:
-            request = await first_of(parsed(health_pb2.HealthCheckRequest, asked))
-        except SkerryError as error:
-            await refuse(context, error)
-        if request.service not in ("", *(service.full_name for service in SERVICES)):
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service}")
         try:
             await self._ready()
         except SkerryError:
@@ -72,10 +84,13 @@ class Health:
 
 
 class Reflection:
-    """Tells what services there are. Everybody may ask, so nobody may take long."""
+    """Tells callers with a token what services there are."""
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], admit: Admit, like: Operation) -> None:
+        """Who may ask for the operation `like` may ask for this."""
         self._servicer: Any = reflection.aio.ReflectionServicer(names)
+        self._admit = admit
+        self._like = like
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         answer = reflection_pb2.ServerReflectionResponse.SerializeToString
@@ -87,32 +102,38 @@ class Reflection:
     async def _info(
         self, asked: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
-        requests = parsed(reflection_pb2.ServerReflectionRequest, asked)
         try:
+            await self._admit(head(self._like, context), self._like, token_hex(8))
+            requests = parsed(reflection_pb2.ServerReflectionRequest, asked)
             async with asyncio.timeout(REFLECTION_SECONDS):
                 async for answer in self._servicer.ServerReflectionInfo(requests, context):
                     yield answer
         except TimeoutError:
-            await refuse(context, TooSlow(f"a call takes {REFLECTION_SECONDS:g} s at most"))
+            failure: SkerryError = TooSlow(f"a call takes {REFLECTION_SECONDS:g} s at most")
         except SkerryError as error:
-            await refuse(context, error)
+            failure = error.with_traceback(None)
+        else:
+            return
+        refuse(context, failure)
 
 
 class GrpcServer:
     """Takes its addresses (`HOST:PORT`) at once, and serves from `start()` on. Must be made where the event loop runs.
 
-    `tls` are the files (PEM) of the certificate and of its key. Raises InvalidRequest.
+    `addresses` afterwards are those that it has, with the ports that were chosen for 0. `tls` are the files (PEM) of
+    the certificate and of its key. Raises InvalidRequest.
     """
 
     def __init__(
         self,
         app: ASGIApp,
+        admit: Admit,
         operations: Iterable[Operation],
         ready: Callable[[], Awaitable[object]],
         addresses: Iterable[str],
         tls: tuple[str, str] | None,
     ) -> None:
-        self._calls = Calls(app)
+        self._calls = Calls(app, admit)
         options = (*OPTIONS, ("grpc.max_allowed_incoming_connections", crowd()))
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
         operations = tuple(operations)
@@ -122,25 +143,26 @@ class GrpcServer:
         health = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
         names = (*(service.full_name for service in SERVICES), health, reflection.SERVICE_NAME)
         self._add(health, Health(ready).handlers())
-        self._add(reflection.SERVICE_NAME, Reflection(names).handlers())
+        version = next(operation for operation in operations if operation.name == "version")
+        self._add(reflection.SERVICE_NAME, Reflection(names, admit, version).handlers())
         credentials = None
         if tls is not None:
             certificate, key = (Path(path).read_bytes() for path in tls)
             credentials = grpc.ssl_server_credentials([(key, certificate)])
-        for address in addresses:
-            self._bind(address, credentials)
+        self.addresses = [self._bind(address, credentials) for address in addresses]
 
     def _add(self, service: str, handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
-    def _bind(self, address: str, credentials: grpc.ServerCredentials | None) -> None:
+    def _bind(self, address: str, credentials: grpc.ServerCredentials | None) -> str:
         try:
             if credentials is None:
-                self._server.add_insecure_port(address)
+                port = self._server.add_insecure_port(address)
             else:
-                self._server.add_secure_port(address, credentials)
+                port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise InvalidRequest(f"cannot serve gRPC on {address}: {error}") from error
+        return f"{address.rpartition(':')[0]}:{port}"
 
     async def start(self) -> None:
         await self._server.start()

@@ -16,13 +16,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from skerry.daemon.accounts import counted
 from skerry.daemon.auth import acting, refusal
-from skerry.daemon.http.answers import log, problem
+from skerry.daemon.http.answers import AT_ONCE, Stream, log, problem, unread
 from skerry.daemon.http.operations import JSON, Call, Engine, Operation
 from skerry.daemon.http.requests import query, read_json
 from skerry.daemon.http.telling import Telling
-from skerry.daemon.peers import peer_of
+from skerry.daemon.peers import peer_of, take_share
 from skerry.errors import (
+    Busy,
     Denied,
     InvalidRequest,
     MethodNotAllowed,
@@ -31,14 +33,21 @@ from skerry.errors import (
     SkerryError,
     Unauthorized,
     UnsupportedMediaType,
+    stopping,
 )
+from skerry.fairness import Line, Timed, lines
 from skerry.manager.caller import Caller
 from skerry.manager.room import Room
 
 PATH_TOLD = 200
-BODY_USUAL = 1 << 20
+BODY_USUAL = 256 << 10
 BODIES_MAX = 256 << 20
 """Bytes of JSON that each request may bring, and hold until it is answered; and, beyond those, all together."""
+REFUSAL_SECONDS = 0.0003
+"""Loop time, about, to find out that a request is refused, and to say so."""
+ANSWER_USUAL = AT_ONCE
+ANSWERS_MAX = 64 << 20
+"""Bytes that each answer may hold until it is read; and, beyond those, all together."""
 
 
 class _Node:
@@ -59,6 +68,7 @@ class Api:
     def __init__(self, engine: Engine, operations: Iterable[Operation]) -> None:
         self._engine = engine
         self._bodies = Room(BODIES_MAX)
+        self._answers = Room(ANSWERS_MAX)
         self._root = _Node()
         for operation in operations:
             self._add(operation)
@@ -94,19 +104,49 @@ class Api:
                 raise InvalidRequest(
                     f"{scope['path']} is a WebSocket", hint="ask for an upgrade of the connection"
                 )
-            caller = telling.caller = await self._admit(scope, operation, request_id)
-            self._check_verb(scope, operation, caller)
+            caller, line = await self._in_turn(scope, operation, request_id)
+            telling.caller = caller
         except SkerryError as error:
             telling.answered(error.status)
-            await _identified(problem(error), request_id)(scope, receive, send)
+            answer = problem(error)
+            if isinstance(error, Busy):  # the tenant has too many connections: this one is not kept
+                answer.headers["connection"] = "close"
+            line = _stranger(scope)
+            line.flow.spend(REFUSAL_SECONDS)
+            await line.turn()
+            await _identified(answer, request_id)(scope, receive, send)
             return
+        accounts = self._engine.metrics.accounts
+        account = accounts.of(caller.tenant) if operation.verb else accounts.nobody
+        account.requests += 1
+        receive, send = counted(receive, send, account)
+        work = self._serve(scope, receive, send, request_id, telling, operation, arguments, caller, line)
+        await Timed(work, line.flow)
+
+    async def _serve(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        request_id: str,
+        telling: Telling,
+        operation: Operation,
+        arguments: dict[str, Any],
+        caller: Caller,
+        line: Line,
+    ) -> None:
         with (
             self._engine.gate.under_way(caller, scope),
             self._bodies.held(caller.tenant, BODY_USUAL) as more,
+            self._answers.held(caller.tenant, ANSWER_USUAL) as hold,
         ):
             try:
-                call = Call(self._engine, caller, scope, receive)
+                call = Call(self._engine, caller, scope, receive, hold, line.pause)
                 answer = await self._answer(call, operation, arguments, more)
+                extra = answer.weight - call.held if isinstance(answer, Stream) else 0
+                # What has changed something is answered all the same: nobody shall do it again.
+                if extra > 0 and not call.hold(extra) and operation.method == "GET":
+                    raise unread()
             except SkerryError as error:
                 answer = problem(error)
             except ClientDisconnect:
@@ -115,6 +155,8 @@ class Api:
                 log.exception("request failed", operation=operation.name, request=request_id)
                 answer = problem(_internal(error))
             telling.answered(answer.status_code)
+            if isinstance(answer, Stream):
+                answer.charge(line)
             await _identified(answer, request_id)(scope, receive, send)
 
     async def _answer(
@@ -127,7 +169,7 @@ class Api:
         if operation.body is not None or operation.uploads:
             given = call.media_type()
             if operation.body is not None and given in ("", JSON):
-                arguments["body"] = await read_json(call.receive, operation.body, more)
+                arguments["body"] = await read_json(call.receive, operation.body, more, call.pause)
             elif given and given not in operation.uploads:
                 raise _unsupported(operation, given)
             elif operation.body is not None:
@@ -144,25 +186,51 @@ class Api:
             telling.operation = operation
             if not operation.websocket:
                 raise InvalidRequest(f"{scope['path']} is no WebSocket")
-            caller = telling.caller = await self._admit(scope, operation, request_id)
-            self._check_verb(scope, operation, caller)
+            caller, line = await self._in_turn(scope, operation, request_id)
+            telling.caller = caller
+            account = self._engine.metrics.accounts.of(caller.tenant)
+            account.requests += 1
+            websocket = WebSocket(scope, *counted(receive, send, account))
             with self._engine.gate.under_way(caller, scope):
-                await operation.handler(Call(self._engine, caller, scope, receive), websocket, **arguments)
+                call = Call(self._engine, caller, scope, receive)
+                await Timed(operation.handler(call, websocket, **arguments), line.flow)
             telling.answered(operation.status)
         except SkerryError as error:  # handlers raise none after they have accepted
             telling.answered(error.status)
             await websocket.send_denial_response(_identified(problem(error), request_id))
 
-    async def _admit(self, scope: Scope, operation: Operation, request_id: str) -> Caller:
-        """Raises Unauthorized, Denied, InvalidRequest, StoreUnavailable."""
+    async def _in_turn(self, scope: Scope, operation: Operation, request_id: str) -> tuple[Caller, Line]:
+        """The caller and its line, when it is its turn. Raises what `admit` does."""
+        caller = await self.admit(scope, operation, request_id)
+        line = lines().of(caller.tenant) if operation.verb else _stranger(scope)
+        if await line.turn():  # meanwhile its token may have ended, or the daemon may be stopping
+            caller = await self.admit(scope, operation, request_id)
+        return caller, line
+
+    async def admit(self, scope: Scope, operation: Operation, request_id: str) -> Caller:
+        """The caller, from the headers alone: nothing of the body has been read.
+
+        Raises Unauthorized, Denied, InvalidRequest, Busy, StoreUnavailable, DaemonUnavailable (it is stopping).
+        """
+        caller = await self._caller(scope, operation, request_id)
+        self._check_verb(scope, operation, caller)
+        return caller
+
+    async def _caller(self, scope: Scope, operation: Operation, request_id: str) -> Caller:
         if not operation.verb:
             return Caller(verbs=frozenset(), peer=peer_of(scope).address, request_id=request_id)
+        if self._engine.manager.closing:
+            refused = stopping()
+            refused.detail["begun"] = False
+            raise refused
         try:
             caller = await self._engine.gate.caller(scope, request_id)
         except Unauthorized as error:
             stranger = Caller(verbs=frozenset(), peer=peer_of(scope).address, request_id=request_id)
             self._engine.manager.deny(stranger, operation.name, error, path=scope["path"][:PATH_TOLD])
             raise
+        if caller.token and not take_share(scope, caller.tenant):
+            raise Busy("too many connections of this tenant", hint="close some, or try again later")
         try:
             return acting(caller, scope)
         except Denied as error:
@@ -205,6 +273,11 @@ class Api:
         if not node.methods:
             raise _nowhere(scope)
         return node, dict(zip(node.parameters, values, strict=True))
+
+
+def _stranger(scope: Scope) -> Line:
+    """Where requests without a tenant wait."""
+    return lines().of_stranger(peer_of(scope).host)
 
 
 def _identified(answer: Response, request_id: str) -> Response:

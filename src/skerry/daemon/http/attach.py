@@ -34,7 +34,7 @@ class Control(Body):
 
 
 async def attach(call: Call, websocket: WebSocket, environment_id: str) -> None:
-    _, executions = call.manager.running(call.caller, environment_id)
+    executions = await call.executions(environment_id)
     await websocket.accept()
     with contextlib.suppress(WebSocketDisconnect):
         try:

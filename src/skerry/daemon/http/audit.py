@@ -1,19 +1,23 @@
-"""Operations of the audit: read it, follow it, verify it."""
+"""Operations of the audit: read it, follow it, verify it, prune it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from starlette.responses import Response
 
 from skerry.daemon.http import schemas
 from skerry.daemon.http.answers import Stream, begun, line, reply
 from skerry.daemon.http.operations import NDJSON, Call, Operation, Parameter
-from skerry.errors import Busy, InvalidRequest, StoreUnavailable
+from skerry.daemon.http.requests import Body
+from skerry.errors import Busy, Conflict, InvalidRequest, StoreUnavailable
+from skerry.manager import retention
 from skerry.store import audit
 from skerry.store.audit import AuditRow, Head
 
@@ -23,7 +27,13 @@ LOOK_AGAIN = 0.5
 _one_verification = asyncio.Lock()
 _verifying: set[str] = set()
 """Tenants, each once: nobody may fill the queue."""
+ROWS_AT_ONCE = 50
 KINDS = ("intent", "result", "denial", "lifecycle")
+
+
+class Prune(Body):
+    before: Annotated[float, Field(ge=0, le=1 << 53, allow_inf_nan=False)]
+    """Unix time: rows that are older go."""
 
 
 async def read_audit(
@@ -76,8 +86,12 @@ async def verify_audit(call: Call, seq: int | None, hash: str) -> Response:
     try:
         async with _one_verification:
             await _settle(call)
-            broken, head = await call.engine.database.read(
-                lambda tx: (audit.verify(tx, tenant, remembered), audit.head(tx, tenant))
+            broken, head, anchor = await call.engine.database.read(
+                lambda tx: (
+                    audit.verify(tx, tenant, remembered),
+                    audit.head(tx, tenant),
+                    audit.anchor(tx, tenant),
+                )
             )
     finally:
         _verifying.discard(tenant)
@@ -87,8 +101,18 @@ async def verify_audit(call: Call, seq: int | None, hash: str) -> Response:
             "seq": head.seq,
             "hash": head.hash,
             "broken": None if broken is None else asdict(broken),
+            "pruned": asdict(anchor) if anchor.seq else None,
         }
     )
+
+
+async def prune_audit(call: Call, body: Prune) -> Response:
+    if body.before > time.time():
+        raise InvalidRequest("`before` is in the future", hint="give a unix time that has passed")
+    async with _one_verification:
+        await _settle(call)
+        pruned = await retention.prune(call.engine.database, call.manager.records, call.caller, body.before)
+    return reply(pruned)
 
 
 async def _settle(call: Call) -> None:
@@ -103,7 +127,9 @@ async def _rows(call: Call, after: int, follow: bool, filters: dict[str, Any]) -
         last = await database.read(lambda tx: audit.head(tx, tenant))
         if last.seq > after or not follow:
             async for page in audit.pages(database, tenant, after=after, **filters):
-                yield b"".join(line(asdict(row)) for row in page)
+                for at in range(0, len(page), ROWS_AT_ONCE):
+                    yield b"".join(line(asdict(row)) for row in page[at : at + ROWS_AT_ONCE])
+                    await asyncio.sleep(0)
                 after = page[-1].seq
             after = max(after, last.seq)  # rows that do not fit are not looked at again
         if not follow:
@@ -179,7 +205,24 @@ OPERATIONS = (
             Parameter("hash", "string", "Of the same row.", default=""),
         ),
         answer=schemas.Verdict,
-        answer_example={"intact": True, "seq": 17, "hash": ROW["hash"], "broken": None},
+        answer_example={"intact": True, "seq": 17, "hash": ROW["hash"], "broken": None, "pruned": None},
         errors=(Busy, StoreUnavailable),
+    ),
+    Operation(
+        name="prune_audit",
+        method="POST",
+        path="/audit/prune",
+        tag="audit",
+        verb="admin",
+        summary="Remove the oldest rows of the audit",
+        text="The rest can still be verified: number and hash of the last row that was removed are kept, and a row "
+        "`audit.prune` of the chain tells them. An intent that has no result stays, with all rows after it. A chain "
+        "that does not hold is not pruned.",
+        handler=prune_audit,
+        body=Prune,
+        body_example={"before": 1767225600},
+        answer=schemas.Pruned,
+        answer_example={"removed": 5000, "seq": 5000, "hash": ROW["hash"], "unfinished": None},
+        errors=(Conflict, StoreUnavailable),
     ),
 )

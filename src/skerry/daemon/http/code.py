@@ -11,9 +11,9 @@ from skerry.daemon.http import schemas
 from skerry.daemon.http.answers import Watch, reply
 from skerry.daemon.http.environments import OPERATIONS as OF_ENVIRONMENTS
 from skerry.daemon.http.environments import Isolation, Network
-from skerry.daemon.http.executions import OUTPUT_LIMITS, RESULT_EXAMPLE
+from skerry.daemon.http.executions import OUTPUT_LIMITS, RESULT_EXAMPLE, result_reply
 from skerry.daemon.http.operations import INSTALLING, Call, Operation
-from skerry.daemon.http.requests import Body, Encoding, Text, decode
+from skerry.daemon.http.requests import Body, Content, Encoding, Text, Texts, TextsByName, decode
 from skerry.errors import LanguageNotFound
 from skerry.manager import programs
 from skerry.manager.programs import Program
@@ -32,13 +32,14 @@ Megabytes = Annotated[
 
 
 class ExecuteCode(Body):
+    contents = ("code", "stdin", "files")
     language: Text
     """A name or an alias: `GET /languages` lists them."""
-    code: Text
+    code: Content
     """The program."""
-    stdin: Text | None = None
+    stdin: Content | None = None
     stdin_encoding: Encoding = "utf-8"
-    files: dict[Text, Text] | None = None
+    files: TextsByName | None = None
     """Other files by their paths, which may have directories: they lie beside the program, and can only be read."""
     timeout: Timeout | None = None
     """Seconds, 30 if not given: then it is killed, with everything it started."""
@@ -48,7 +49,7 @@ class ExecuteCode(Body):
     """MB (of 1024 KiB), 512 if not given, with what it writes to /tmp."""
     network: Network | None = None
     """`none`, which is the default, `allowlist` or `public`; never internal addresses."""
-    allow: list[Text] | None = None
+    allow: Texts | None = None
     """The rules of an allowlist."""
     isolation: Isolation | None = None
     """At least this much, or the request fails."""
@@ -56,24 +57,25 @@ class ExecuteCode(Body):
     """Name, or beginning of a digest; without it, the one that the language has."""
     output_limit: Annotated[int, WithJsonSchema(OUTPUT_LIMITS)] | None = None
     """Bytes of each stream; what is beyond is cut and flagged."""
-    packages: list[Text] | None = None
+    packages: Texts | None = None
     """Installed before it runs, from the registries that the daemon's machine uses: `pandas==2.*`, `lodash@^4`."""
 
-    def to_program(self) -> Program:
+    async def to_program(self) -> Program:
         said = self.model_dump(exclude_none=True, exclude={"stdin", "stdin_encoding", "allow", "packages"})
-        stdin = None if self.stdin is None else decode(self.stdin, self.stdin_encoding, "stdin")
+        stdin = None if self.stdin is None else await decode(self.stdin, self.stdin_encoding, "stdin")
+        said["code"] = str(self.code)
         return Program(
             **said, stdin=stdin, allow=tuple(self.allow or ()), packages=tuple(self.packages or ())
         )
 
 
 async def execute_code(call: Call, body: ExecuteCode) -> Response:
-    program = body.to_program()
+    program = await body.to_program()
     async with call.engine.code.ready(call.caller, program) as ready:
         execution = ready.execution
         with Watch(call.receive, lambda: execution.stop(Outcome.CANCELED, "the client went away")):
             result = await execution.run(program.stdin)
-    return reply({**result.to_dict(), "language": ready.language, "version": ready.version})
+    return await result_reply(call, result, language=ready.language, version=ready.version)
 
 
 async def list_languages(call: Call) -> Response:

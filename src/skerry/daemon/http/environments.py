@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 from starlette.responses import Response
 
 from skerry.daemon.http import schemas
-from skerry.daemon.http.answers import reply
+from skerry.daemon.http.answers import Receipt, reply
 from skerry.daemon.http.operations import IN_ENVIRONMENT, Call, Operation, Parameter
-from skerry.daemon.http.requests import Body, Seconds, Text
+from skerry.daemon.http.requests import Body, Seconds, Text, Texts, TextsByName
+from skerry.daemon.peers import gone_of
 from skerry.errors import (
     Busy,
     Conflict,
@@ -53,10 +55,10 @@ class Create(Body):
     isolation: Isolation | None = None
     """At least this much, or the request fails."""
     profile: Text | None = None
-    """Which system calls there are: `default`, `strict` or `debug`."""
+    """Which system calls there are: `default`, `strict`, `debug` or `filters`."""
     network: Network | None = None
     """`none`, `allowlist` or `public`; never internal addresses."""
-    allow: list[Text] | None = None
+    allow: Texts | None = None
     """The rules of an allowlist: `api.example.com`, `*.example.com`, `example.com:8443`, `203.0.113.0/24:22`."""
     workspace: Workspace | None = None
     """`disk`, `memory`, or `auto`: disk where its limits can be enforced."""
@@ -79,7 +81,7 @@ class Create(Body):
     """It ends this many seconds from now, whatever it does, unless a heartbeat comes."""
     idle: Seconds | None = None
     """It ends when nothing has run in it for this many seconds."""
-    env: dict[Text, Text] | None = None
+    env: TextsByName | None = None
     """Variables of everything that runs in it."""
 
     def policy(self) -> Policy:
@@ -108,7 +110,10 @@ async def create(call: Call, body: Create) -> Response:
         asked = json.dumps(body.model_dump(mode="python"), sort_keys=True)
         key = Key(text, hashlib.sha256(asked.encode("utf-8", "surrogateescape")).hexdigest())
     environment = await call.manager.create(call.caller, policy=body.policy(), **body.rest(), key=key)
-    return reply(environment.info.to_dict(), 201)
+    answer = environment.info.to_dict()
+    if key is not None or environment.name:  # by which it can be found
+        return reply(answer, 201)
+    return Receipt(answer, 201, gone_of(call.scope), partial(call.manager.abandon, environment))
 
 
 async def list_environments(
@@ -118,7 +123,7 @@ async def list_environments(
     found = [
         environment
         for environment in call.manager.environments(call.caller, ended=all or state == State.ENDED)
-        if (not state or environment.state == state)
+        if (not state or environment.told_state == state)
         and (not name or environment.name == name)
         and (not image or image in (environment.image.name, environment.image.digest))
         and _place(environment) > begin
@@ -223,7 +228,7 @@ OPERATIONS = (
                 "Idempotency-Key",
                 "string",
                 "Any text that only this request has. Repeated with it, within a day, the request makes no second "
-                "environment: the answer is the first one.",
+                "environment: the answer is the first one, or a conflict once that has ended.",
             ),
         ),
         status=201,

@@ -31,7 +31,7 @@ _ID = re.compile(r"([0-9a-f]{8})-([0-9]{1,18})", re.ASCII)
 
 
 async def events(call: Call, environment_id: str, execution_id: str) -> Response:
-    execution = call.manager.running(call.caller, environment_id)[1].find(execution_id)
+    execution = (await call.executions(environment_id)).find(execution_id)
     last = call.header(b"last-event-id")
     if last == END:
         return Response(status_code=204)

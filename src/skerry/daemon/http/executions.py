@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 from starlette.responses import Response
 
 from skerry.daemon.http import schemas
-from skerry.daemon.http.answers import Stream, Watch, line, reply
+from skerry.daemon.http.answers import AT_ONCE, Octets, Stream, Watch, line, reply
 from skerry.daemon.http.environments import USAGE_EXAMPLE
 from skerry.daemon.http.operations import (
     IN_ENVIRONMENT,
@@ -20,19 +21,32 @@ from skerry.daemon.http.operations import (
     Operation,
     Parameter,
 )
-from skerry.daemon.http.requests import UPLOAD_LIMIT, Body, Encoding, Length, Seconds, Signal, Text, decode
+from skerry.daemon.http.requests import (
+    UPLOAD_LIMIT,
+    Body,
+    Content,
+    Encoding,
+    Length,
+    Seconds,
+    Signal,
+    Text,
+    Texts,
+    TextsByName,
+    decode,
+)
 from skerry.errors import Busy, InvalidRequest
 from skerry.manager.commands import OUTPUT_LIMIT, OUTPUT_LIMIT_MAX, Command
 from skerry.manager.output import STREAM_NAMES, Log
-from skerry.models import Outcome, encode_bytes
+from skerry.models import ExecutionResult, Outcome, encode_bytes, encoding_of
 
 OUTPUT_LIMITS = {"type": "integer", "minimum": 0, "maximum": OUTPUT_LIMIT_MAX}
 
 
 class Execute(Body):
+    contents = ("stdin",)
     command: Text | None = None
     """Text for a shell that remembers: working directory, variables, functions."""
-    argv: list[Text] | None = None
+    argv: Texts | None = None
     """A program and its arguments, without a shell; instead of `command`."""
     shell: Text = "main"
     """Which shell runs the command; each name is a shell of its own."""
@@ -42,13 +56,13 @@ class Execute(Body):
     """Another name for `timeout`."""
     output_limit: Annotated[int, WithJsonSchema(OUTPUT_LIMITS)] | None = None
     """Bytes of each stream; what is beyond is cut and flagged."""
-    stdin: Text | None = None
+    stdin: Content | None = None
     stdin_encoding: Encoding = "utf-8"
     cwd: Text | None = None
     """Relative to the workspace."""
-    env: dict[Text, Text] | None = None
-    secrets: dict[Text, Text] | None = None
-    """Variables as well, of which nothing but the names is ever written down."""
+    env: TextsByName | None = None
+    secrets: TextsByName | None = None
+    """Variables of which only the names are ever written down. Other code in the environment can read them."""
     user: Text | None = None
     """`appuser` or `root`, which is root of the environment alone."""
 
@@ -68,8 +82,8 @@ class Execute(Body):
             user=self.user or "appuser",
         )
 
-    def input(self) -> bytes | None:
-        return None if self.stdin is None else decode(self.stdin, self.stdin_encoding, "stdin")
+    async def input(self) -> bytes | bytearray | None:
+        return None if self.stdin is None else await decode(self.stdin, self.stdin_encoding, "stdin")
 
 
 class Terminal(Body):
@@ -80,7 +94,7 @@ class Terminal(Body):
 class Start(Body):
     command: Text | None = None
     """Text for `sh -c`."""
-    argv: list[Text] | None = None
+    argv: Texts | None = None
     """A program and its arguments, instead of `command`."""
     pty: Terminal | None = None
     """With a terminal of this size; everything it writes is then `stdout`."""
@@ -90,9 +104,9 @@ class Start(Body):
     """After this many seconds it is killed, with everything it started."""
     cwd: Text | None = None
     """Relative to the workspace."""
-    env: dict[Text, Text] | None = None
-    secrets: dict[Text, Text] | None = None
-    """Variables as well, of which nothing but the names is ever written down."""
+    env: TextsByName | None = None
+    secrets: TextsByName | None = None
+    """Variables of which only the names are ever written down. Other code in the environment can read them."""
     user: Text | None = None
     """`appuser` or `root`, which is root of the environment alone."""
 
@@ -115,36 +129,62 @@ class Kill(Body):
     """Its number: 2 is SIGINT, 15 is SIGTERM."""
 
 
+CUT_TO = AT_ONCE // 4
+
+
+async def result_reply(call: Call, result: ExecutionResult, **more: Any) -> Response:
+    """The answer with a result. Its output is cut, and flagged, if too many large answers are unread."""
+    size = len(result.stdout_bytes) + len(result.stderr_bytes)
+    if size <= AT_ONCE:
+        return reply({**result.to_dict(), **more})
+    if not call.hold(size):
+        cut = result.stdout_bytes[:CUT_TO], result.stderr_bytes[:CUT_TO]
+        words = f"{result.message}; " if result.message else ""
+        words += "the output is cut: too many large answers are unread"
+        return reply(
+            {**replace(result, stdout_bytes=cut[0], stderr_bytes=cut[1], message=words).to_dict(), **more}
+        )
+    body = replace(result, stdout_bytes=b"", stderr_bytes=b"").to_dict()
+    for name, data in (("stdout", result.stdout_bytes), ("stderr", result.stderr_bytes)):
+        body[name] = Octets(data, encoding_of(data))
+        await call.pause()
+        body |= {
+            f"{name}_encoding": body[name].encoding,
+            f"{name}_truncated": getattr(result, f"{name}_truncated"),
+        }
+    return reply({**body, **more})
+
+
 async def execute(call: Call, environment_id: str, body: Execute) -> Response:
-    command, stdin = body.to_command(), body.input()
-    _, executions = call.manager.running(call.caller, environment_id)
+    command, stdin = body.to_command(), await body.input()
+    executions = await call.executions(environment_id)
     execution = executions.prepare(call.caller, command)
     with Watch(call.receive, lambda: execution.stop(Outcome.CANCELED, "the client went away")):
         result = await execution.run(stdin)
-    return reply(result.to_dict())
+    return await result_reply(call, result)
 
 
 async def start(call: Call, environment_id: str, body: Start) -> Response:
     command = body.to_command()
-    _, executions = call.manager.running(call.caller, environment_id)
+    executions = await call.executions(environment_id)
     execution = await executions.start(call.caller, command)
     executions.follow(execution)
     return reply(execution.info.to_dict(), 201)
 
 
 async def list_executions(call: Call, environment_id: str) -> Response:
-    _, executions = call.manager.running(call.caller, environment_id)
+    executions = await call.executions(environment_id)
     return reply({"executions": [execution.info.to_dict() for execution in executions.list()]})
 
 
 async def inspect(call: Call, environment_id: str, execution_id: str) -> Response:
-    execution = call.manager.running(call.caller, environment_id)[1].find(execution_id)
+    execution = (await call.executions(environment_id)).find(execution_id)
     result = execution.result
     return reply({**execution.info.to_dict(), "result": None if result is None else result.to_dict()})
 
 
 async def signal(call: Call, environment_id: str, execution_id: str, body: Kill) -> Response:
-    executions = call.manager.running(call.caller, environment_id)[1]
+    executions = await call.executions(environment_id)
     execution = executions.find(execution_id)
     detail = {"execution_id": execution.id, "signal": body.signal}
     async with executions.act(call.caller, "execution.signal", detail):
@@ -153,7 +193,7 @@ async def signal(call: Call, environment_id: str, execution_id: str, body: Kill)
 
 
 async def stdin(call: Call, environment_id: str, execution_id: str, eof: bool) -> Response:
-    execution = call.manager.running(call.caller, environment_id)[1].find(execution_id)
+    execution = (await call.executions(environment_id)).find(execution_id)
     async for chunk in call.chunks(UPLOAD_LIMIT):
         await execution.write(chunk)
     if eof:
@@ -162,7 +202,7 @@ async def stdin(call: Call, environment_id: str, execution_id: str, eof: bool) -
 
 
 async def kill(call: Call, environment_id: str, execution_id: str) -> Response:
-    executions = call.manager.running(call.caller, environment_id)[1]
+    executions = await call.executions(environment_id)
     execution = executions.find(execution_id)
     async with executions.act(call.caller, "execution.kill", {"execution_id": execution.id}):
         execution.stop(Outcome.CANCELED, "killed on request")
@@ -171,7 +211,7 @@ async def kill(call: Call, environment_id: str, execution_id: str) -> Response:
 
 
 async def logs(call: Call, environment_id: str, follow: bool, execution: str) -> Response:
-    log = call.manager.running(call.caller, environment_id)[1].log
+    log = (await call.executions(environment_id)).log
     return Stream(_log_lines(log, follow, execution), NDJSON)
 
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from starlette.responses import Response
 
 from skerry.daemon.http import schemas
-from skerry.daemon.http.answers import Stream, begun, exhaust, followed, line, reply
+from skerry.daemon.http.answers import (
+    AT_ONCE,
+    Octets,
+    Stream,
+    begun,
+    exhaust,
+    followed,
+    line,
+    reply,
+    unread,
+)
 from skerry.daemon.http.operations import (
     IN_ENVIRONMENT,
     JSON,
@@ -20,7 +30,7 @@ from skerry.daemon.http.operations import (
     Operation,
     Parameter,
 )
-from skerry.daemon.http.requests import JSON_LIMIT, UPLOAD_LIMIT, Body, Encoding, Text, decode
+from skerry.daemon.http.requests import JSON_LIMIT, UPLOAD_LIMIT, Body, Content, Encoding, Text, decode
 from skerry.errors import (
     DiskFull,
     FileConflict,
@@ -32,16 +42,18 @@ from skerry.errors import (
 )
 from skerry.guest import files
 from skerry.guest.channel import READ_MAX, WRITE_MAX, Channel
+from skerry.guest.files import Listing
 from skerry.manager.audit import Digest
-from skerry.models import FileEvent, FileInfo, encode_bytes
+from skerry.models import FileEvent, FileInfo, encode_bytes, encoding_of
 
-ENTRIES_AT_ONCE = 500
+ENTRIES_AT_ONCE = 50
 
 
 class Write(Body):
+    contents = ("content",)
     path: Text
     """Relative to the workspace. The directories above it are made."""
-    content: Text
+    content: Content
     encoding: Encoding = "utf-8"
     """`base64` for content that is no text."""
 
@@ -56,23 +68,38 @@ class Rename(Body):
 
 
 async def read(call: Call, environment_id: str, path: str, offset: int, length: int | None) -> Response:
-    content = _read(call, environment_id, path, offset, length)
     if call.accepts(OCTETS):
+        content = _read(call, environment_id, path, offset, length)
         first = await anext(content, b"")
         if len(first) == READ_MAX:
             return Stream(followed(first, content), OCTETS)
         await exhaust(content)
         return Response(first, media_type=OCTETS)
     found = bytearray()
-    async with contextlib.aclosing(content):
+    held = 0
+
+    def expect(size: int) -> None:
+        """Of readers of large files who come together, the last are refused before they take memory from the first."""
+        nonlocal held
+        if size > JSON_LIMIT:
+            raise LimitReached(
+                f"{path} has more than {JSON_LIMIT} bytes", hint=f"read a part, or accept {OCTETS}"
+            )
+        if not call.hold(max(0, size - held)):
+            raise unread()
+        held = max(held, size)
+
+    async with contextlib.aclosing(_read(call, environment_id, path, offset, length, expect)) as content:
         async for chunk in content:
+            expect(len(found) + len(chunk))
             found += chunk
-            if len(found) > JSON_LIMIT:
-                raise LimitReached(
-                    f"{path} has more than {JSON_LIMIT} bytes", hint=f"read a part, or accept {OCTETS}"
-                )
-    text, encoding = encode_bytes(bytes(found))
-    return reply({"error": False, "content": text, "encoding": encoding, "size": len(found)})
+    told = {"error": False, "size": len(found)}
+    if len(found) <= AT_ONCE:
+        text, encoding = encode_bytes(bytes(found))
+        return reply({**told, "content": text, "encoding": encoding})
+    encoding = encoding_of(found)
+    await call.pause()
+    return reply({**told, "content": Octets(found, encoding), "encoding": encoding})
 
 
 async def write(
@@ -85,10 +112,13 @@ async def write(
     elif path or offset is not None:
         raise InvalidRequest("a JSON body names the path itself, and replaces the whole file")
     else:
-        path, chunks = body.path, _once(decode(body.content, body.encoding, "content"))
+        path, chunks = body.path, _pieces(await decode(body.content, body.encoding, "content"))
     async with call.using(environment_id, "file.write", path=path, offset=offset) as use:
         seen = Digest()
-        await _write(use.channel, path, offset, _digested(seen, chunks))
+        if offset is None:
+            await files.write(use.channel, path, _digested(seen, chunks))
+        else:
+            await _write(use.channel, path, offset, _digested(seen, chunks))
         use.told["content"] = seen.told()
     return reply({"error": False, "message": "File saved successfully.", "size": seen.size})
 
@@ -100,8 +130,10 @@ async def stat(call: Call, environment_id: str, path: str) -> Response:
 
 async def list_files(call: Call, environment_id: str, path: str, recursive: bool) -> Response:
     async with call.using(environment_id, "file.list", path=path, recursive=recursive) as use:
-        found = await files.list_directory(use.channel, path, recursive)
-    return Stream(_entries(found), JSON)
+        found = await files.list_directory(use.channel, path, recursive, call.hold, call.pause)
+        if found is None:
+            raise unread()
+    return Stream(_entries(found), JSON, weight=found.weight)
 
 
 async def mkdir(call: Call, environment_id: str, body: Path) -> Response:
@@ -142,14 +174,20 @@ async def watch(call: Call, environment_id: str, path: str, recursive: bool) -> 
 
 
 async def _read(
-    call: Call, environment_id: str, path: str, offset: int, length: int | None
+    call: Call,
+    environment_id: str,
+    path: str,
+    offset: int,
+    length: int | None,
+    expect: Callable[[int], None] | None = None,
 ) -> AsyncGenerator[bytes, None]:
+    """`expect` is told the size of what has more than AT_ONCE, before more of it is read."""
     told = {"path": path, "offset": offset or None, "length": length}
     async with call.using(environment_id, "file.read", **told) as use:
         left = length if length is not None else 1 << 63
         seen = Digest()
         while True:
-            wanted = min(left, READ_MAX)
+            wanted = min(left, READ_MAX if expect is None else AT_ONCE)
             data = await use.channel.read(path, offset, wanted)
             seen.update(data)
             if data:
@@ -159,15 +197,19 @@ async def _read(
             if len(data) < wanted or left <= 0:
                 use.told["content"] = seen.told()
                 return
+            if expect is not None:
+                size = (await use.channel.stat(path)).size
+                expect(wanted + min(max(0, size - offset), left))
+                expect = None
 
 
-async def _write(channel: Channel, path: str, offset: int | None, chunks: AsyncIterator[bytes]) -> None:
-    """Without an offset the file is replaced, even by nothing."""
+async def _write(channel: Channel, path: str, offset: int, chunks: AsyncIterator[bytes]) -> None:
+    """In place: what is not overwritten stays, also when not all chunks come."""
     size = 0
     async for chunk in chunks:
         for begin in range(0, len(chunk), WRITE_MAX):
             piece = chunk[begin : begin + WRITE_MAX]
-            await channel.write(path, piece, (offset or 0) + size if size else offset)
+            await channel.write(path, piece, offset + size)
             size += len(piece)
     if not size:
         await channel.write(path, b"", offset)
@@ -179,24 +221,25 @@ async def _digested(seen: Digest, chunks: AsyncIterator[bytes]) -> AsyncIterator
         yield chunk
 
 
-async def _once(data: bytes) -> AsyncIterator[bytes]:
-    yield data
+async def _pieces(data: bytes | bytearray) -> AsyncIterator[bytes]:
+    for at in range(0, len(data), WRITE_MAX):
+        yield bytes(data[at : at + WRITE_MAX])
 
 
-async def _entries(found: list[FileInfo]) -> AsyncGenerator[bytes, None]:
+async def _entries(found: Listing) -> AsyncGenerator[bytes, None]:
     """A listing as JSON, in pieces: the largest would keep everybody else waiting."""
-    yield b'{"entries":['
-    for at in range(0, len(found), ENTRIES_AT_ONCE):
-        rows = [line(entry.to_dict()) for entry in found[at : at + ENTRIES_AT_ONCE]]
-        yield (b"," if at else b"") + b",".join(rows)
-        await asyncio.sleep(0)
-    yield b"]}"
+    begin = b'{"entries":['
+    entries = iter(found)
+    while page := [line(entry.to_dict()) for entry in itertools.islice(entries, ENTRIES_AT_ONCE)]:
+        yield begin + b",".join(page)
+        begin = b","
+    yield b"]}" if begin == b"," else begin + b"]}"
 
 
 async def _archive(call: Call, environment_id: str, path: str, contents: bool) -> AsyncGenerator[bytes, None]:
     async with call.using(environment_id, "file.download", path=path) as use:
         seen = Digest()
-        async with contextlib.aclosing(files.tar(use.channel, path, contents)) as chunks:
+        async with contextlib.aclosing(files.tar(use.channel, path, contents, partial=True)) as chunks:
             async for chunk in chunks:
                 seen.update(chunk)
                 yield chunk
@@ -233,7 +276,10 @@ OPERATIONS = (
         tag="files",
         verb="write",
         summary="Make or replace a file",
-        text="As JSON, or as the bytes themselves with `path` (and `offset`) in the query.",
+        text="As JSON, or as the bytes themselves with `path` (and `offset`) in the query. Without an `offset` the "
+        "file has its old content or the new one, also when the upload breaks off; there must be room for both. "
+        "Up to 120 KiB are written in place. Larger content becomes a new file with the old mode, unless the old "
+        "one has further names (hard links) or another owner: that is written in place, and can be cut off.",
         handler=write,
         query=(
             Parameter("path", "string", "For a body of bytes: relative to the workspace.", default=""),
@@ -346,6 +392,9 @@ OPERATIONS = (
         tag="files",
         verb="read",
         summary="Download a file or a directory as a tar",
+        text="Unreadable files, sockets, pipes and devices are left out and listed at the end of the archive: the"
+        " directory comes once more, with a record `comment=SKERRY.skipped ERRNO PATH` for each in its extended header."
+        " Files with holes are in GNU's sparse format 1.0.",
         handler=download,
         query=(
             PATH,

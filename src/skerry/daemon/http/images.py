@@ -16,6 +16,7 @@ from skerry.daemon.http.answers import Stream, line, log, reply
 from skerry.daemon.http.operations import NDJSON, OCTETS, TAR, Call, Operation, Parameter
 from skerry.daemon.http.requests import Body, Text
 from skerry.errors import Conflict, DiskFull, ImageNotFound, PlatformError, SkerryError
+from skerry.host.space import LOOK_EVERY, check_space
 from skerry.images import definition
 from skerry.images.build import build
 from skerry.images.importer import import_archive
@@ -83,11 +84,19 @@ async def remove(call: Call, image: str) -> Response:
 
 async def _receive(call: Call, path: Path) -> None:
     """Write the body to a new file. Raises LimitReached, DiskFull, PlatformError."""
+    folder = str(path.parent)
+    length = call.header(b"content-length")
+    check_space(folder, int(length) if length.isdecimal() else 0)
+    unchecked = 0
     try:
         file = await asyncio.to_thread(path.open, "xb")
         with file:
             async for chunk in call.chunks(ARCHIVE_LIMIT):
                 await asyncio.to_thread(file.write, chunk)
+                unchecked += len(chunk)
+                if unchecked >= LOOK_EVERY:
+                    unchecked = 0
+                    check_space(folder)
     except OSError as error:
         kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else PlatformError
         raise kind(f"cannot store the archive: {error.strerror}") from error

@@ -88,7 +88,7 @@ OPERATIONS = (
         verb="admin",
         summary="What it has counted, for Prometheus",
         text="The latency of each operation is in `skerry_request_seconds`; of one environment, `usage` tells more. "
-        "All tenants are in these numbers together.",
+        "All tenants are in these numbers.",
         handler=metrics,
         media=(PLAIN,),
     ),

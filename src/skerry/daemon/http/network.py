@@ -8,14 +8,14 @@ from skerry.daemon.http import schemas
 from skerry.daemon.http.answers import reply
 from skerry.daemon.http.environments import Network, Size, Whole
 from skerry.daemon.http.operations import IN_ENVIRONMENT, Call, Operation
-from skerry.daemon.http.requests import Body, Text
+from skerry.daemon.http.requests import Body, Texts
 from skerry.errors import EnvironmentNotFound, IsolationUnavailable
 
 
 class NewNetwork(Body):
     network: Network | None = None
     """`none`, `allowlist` or `public`; without it, as it is."""
-    allow: list[Text] | None = None
+    allow: Texts | None = None
     """The rules of an allowlist, instead of those that it has: `api.example.com`, `*.example.com`, `example.com:8443`,
     `203.0.113.0/24:22`."""
     connections: Whole | None = None
@@ -25,7 +25,7 @@ class NewNetwork(Body):
 
 
 class Rules(Body):
-    rules: list[Text]
+    rules: Texts
 
 
 async def get_network(call: Call, environment_id: str) -> Response:

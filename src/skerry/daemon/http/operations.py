@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -29,6 +30,7 @@ from skerry.images.store import ImageStore
 from skerry.manager.caller import Caller
 from skerry.manager.code import Code
 from skerry.manager.environments import EnvironmentManager, Use
+from skerry.manager.executions import Executions
 from skerry.settings import Home
 from skerry.store import Store
 
@@ -63,17 +65,41 @@ class Engine:
 class Call:
     """One request on its way through its handler."""
 
-    __slots__ = ("caller", "engine", "receive", "scope")
+    __slots__ = ("_hold", "caller", "engine", "held", "pause", "receive", "scope")
 
-    def __init__(self, engine: Engine, caller: Caller, scope: Scope, receive: Receive) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        caller: Caller,
+        scope: Scope,
+        receive: Receive,
+        hold: Callable[[int], bool] = lambda _: True,
+        pause: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0),
+    ) -> None:
         self.engine = engine
         self.caller = caller
         self.scope = scope
         self.receive = receive
+        self.pause = pause
+        """To be awaited between pieces of work that keep the event loop busy."""
+        self.held = 0
+        """Bytes of the answer that are accounted for."""
+        self._hold = hold
+
+    def hold(self, size: int) -> bool:
+        """Account for so many more bytes of the answer, until it is sent. False if there is no room for them."""
+        if not self._hold(size):
+            return False
+        self.held += size
+        return True
 
     @property
     def manager(self) -> EnvironmentManager:
         return self.engine.manager
+
+    async def executions(self, ref: str) -> Executions:
+        """What runs in an environment; see EnvironmentManager.running()."""
+        return (await self.engine.manager.running(self.caller, ref))[1]
 
     def using(self, ref: str, action: str, **detail: Any) -> AbstractAsyncContextManager[Use]:
         """See EnvironmentManager."""
@@ -117,7 +143,7 @@ class Parameter:
     example: Any = None
 
 
-Handler = Callable[..., Awaitable[Any]]
+Handler = Callable[..., Coroutine[Any, Any, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -320,6 +320,8 @@ class Amounts(TypedDict):
     environments: int
     cpus: float
     memory: int
+    disk: int
+    """Of workspaces, as large as they may get, and of installed packages."""
 
 
 class QuotaDetails(TypedDict):
@@ -327,8 +329,27 @@ class QuotaDetails(TypedDict):
     environments: int | None
     cpus: float | None
     memory: int | None
+    disk: int | None
     used: Amounts
     """What its environments that have not ended may use together."""
+    caused: Caused
+    """What it has made this daemon do, since that was started."""
+
+
+class Caused(TypedDict):
+    requests: int
+    loop_seconds: float
+    """Time of the event loop, which all tenants share, for its requests and streams."""
+    received_bytes: int
+    """Bodies of its requests."""
+    sent_bytes: int
+    """Bodies of the answers."""
+    rows: int
+    """Written to the store."""
+    connections: int
+    """Made by its environments, and ended; with those bytes of the network."""
+    network_sent_bytes: int
+    network_received_bytes: int
 
 
 class Verdict(TypedDict):
@@ -339,6 +360,24 @@ class Verdict(TypedDict):
     """Of the last row: write both down elsewhere, to give them to a later check."""
     broken: Broken | None
     """The first place at which the chain does not hold."""
+    pruned: Anchor | None
+    """The last row that was pruned, if any was: the rows up to it cannot be verified any more."""
+
+
+class Anchor(TypedDict):
+    seq: int
+    hash: str
+
+
+class Pruned(TypedDict):
+    removed: int
+    """Rows that were removed now."""
+    seq: int
+    """Of the last row that was ever removed, 0 if none was."""
+    hash: str
+    """Of the same row."""
+    unfinished: int | None
+    """An old row that stays, with all after it: an intent without a result."""
 
 
 class Pools(TypedDict):

@@ -16,9 +16,9 @@ from skerry.daemon.http.answers import Stream, Watch, begun, reply
 from skerry.daemon.http.environments import OPERATIONS as OF_ENVIRONMENTS
 from skerry.daemon.http.environments import Size
 from skerry.daemon.http.events import COMMENT, event, next_of
-from skerry.daemon.http.executions import RESULT_EXAMPLE
+from skerry.daemon.http.executions import RESULT_EXAMPLE, result_reply
 from skerry.daemon.http.operations import EVENTS, IN_ENVIRONMENT, INSTALLING, Call, Operation
-from skerry.daemon.http.requests import Body, Encoding, Seconds, Text, decode
+from skerry.daemon.http.requests import Body, Content, Encoding, Seconds, Text, Texts, TextsByName, decode
 from skerry.errors import Busy, FileConflict, LanguageNotFound, LimitReached, SessionNotFound
 from skerry.manager.calls import Code
 from skerry.manager.environments import Use
@@ -36,27 +36,28 @@ class OpenSession(Body):
     """An id of the caller's choice: a session that has it already is the one that is meant."""
     cwd: Text | None = None
     """Relative to the workspace."""
-    env: dict[Text, Text] | None = None
-    secrets: dict[Text, Text] | None = None
-    """Variables as well, of which nothing but the names is ever written down."""
-    packages: list[Text] | None = None
+    env: TextsByName | None = None
+    secrets: TextsByName | None = None
+    """Variables of which only the names are ever written down. Other code in the environment can read them."""
+    packages: Texts | None = None
     """Installed in the workspace before this answers: `pandas==2.*`, `lodash@^4`. Needs the verb `create` as well."""
 
 
 class RunCode(Body):
-    code: Text
+    contents = ("code", "stdin")
+    code: Content
     timeout: Seconds | None = None
     """After this many seconds it is interrupted, and killed with the interpreter if that does not help."""
-    stdin: Text | None = None
+    stdin: Content | None = None
     """What `input()` reads."""
     stdin_encoding: Encoding = "utf-8"
     memory: Size | None = None
     """Bytes (`512m` and the like) that the interpreter may have meanwhile."""
 
-    def to_code(self) -> Code:
+    async def to_code(self) -> Code:
         return Code(
-            text=self.code,
-            stdin=None if self.stdin is None else decode(self.stdin, self.stdin_encoding, "stdin"),
+            text=str(self.code),
+            stdin=None if self.stdin is None else await decode(self.stdin, self.stdin_encoding, "stdin"),
             timeout=self.timeout,
             memory=None if self.memory is None else parse_size(self.memory, "memory"),
         )
@@ -77,7 +78,7 @@ async def open_session(call: Call, environment_id: str, body: OpenSession) -> Re
             if "create" not in call.caller.verbs:  # an environment, in which they are installed
                 raise refusal(call.caller, "create")
             await call.engine.code.bring(call.caller, environment_id, body.language, body.packages)
-        sessions = call.manager.running(call.caller, environment_id)[1].sessions
+        sessions = use.executions.sessions
         session = await sessions.open(
             call.caller,
             body.language,
@@ -93,35 +94,35 @@ async def open_session(call: Call, environment_id: str, body: OpenSession) -> Re
 
 
 async def list_sessions(call: Call, environment_id: str) -> Response:
-    sessions = call.manager.running(call.caller, environment_id)[1].sessions
+    sessions = (await call.executions(environment_id)).sessions
     return reply({"sessions": [session.info.to_dict() for session in sessions.list()]})
 
 
 async def get_session(call: Call, environment_id: str, session_id: str) -> Response:
-    sessions = call.manager.running(call.caller, environment_id)[1].sessions
+    sessions = (await call.executions(environment_id)).sessions
     return reply(sessions.find(session_id).info.to_dict())
 
 
 async def run_code(call: Call, environment_id: str, session_id: str, body: RunCode) -> Response:
-    code = body.to_code()
+    code = await body.to_code()
     async with call.using_early(environment_id, "session.run", session_id=session_id, **code.told) as use:
-        session = call.manager.running(call.caller, environment_id)[1].sessions.find(session_id)
+        session = use.executions.sessions.find(session_id)
         running = session.prepare(call.caller, code, use.on_disk)
         with Watch(call.receive, lambda: running.stop(Outcome.CANCELED, "the client went away")):
             result = await running.run()
         _tell(use, result)
-    return reply(result.to_dict())
+    return await result_reply(call, result)
 
 
 async def stream_code(call: Call, environment_id: str, session_id: str, body: RunCode) -> Response:
-    return Stream(await begun(_events(call, environment_id, session_id, body.to_code())), EVENTS)
+    return Stream(await begun(_events(call, environment_id, session_id, await body.to_code())), EVENTS)
 
 
 async def _events(
     call: Call, environment_id: str, session_id: str, code: Code
 ) -> AsyncGenerator[bytes, None]:
     async with call.using_early(environment_id, "session.run", session_id=session_id, **code.told) as use:
-        session = call.manager.running(call.caller, environment_id)[1].sessions.find(session_id)
+        session = use.executions.sessions.find(session_id)
         running = session.prepare(call.caller, code, use.on_disk)
         tap = running.tap()
         task = asyncio.create_task(running.run())
@@ -163,28 +164,28 @@ def _tell(use: Use, result: SessionResult) -> None:
 
 
 async def interrupt_session(call: Call, environment_id: str, session_id: str) -> Response:
-    async with call.using(environment_id, "session.interrupt", session_id=session_id):
-        call.manager.running(call.caller, environment_id)[1].sessions.find(session_id).interrupt()
+    async with call.using(environment_id, "session.interrupt", session_id=session_id) as use:
+        use.executions.sessions.find(session_id).interrupt()
     return reply({})
 
 
 async def restart_session(call: Call, environment_id: str, session_id: str) -> Response:
-    async with call.using(environment_id, "session.restart", session_id=session_id):
-        session = call.manager.running(call.caller, environment_id)[1].sessions.find(session_id)
+    async with call.using(environment_id, "session.restart", session_id=session_id) as use:
+        session = use.executions.sessions.find(session_id)
         await session.restart(call.caller)
     return reply(session.info.to_dict())
 
 
 async def list_variables(call: Call, environment_id: str, session_id: str) -> Response:
-    async with call.using(environment_id, "session.variables", session_id=session_id):
-        session = call.manager.running(call.caller, environment_id)[1].sessions.find(session_id)
+    async with call.using(environment_id, "session.variables", session_id=session_id) as use:
+        session = use.executions.sessions.find(session_id)
         found = await session.variables(call.caller)  # their descriptions are made by the user's code
     return reply({"variables": [variable.to_dict() for variable in found]})
 
 
 async def close_session(call: Call, environment_id: str, session_id: str) -> Response:
-    async with call.using(environment_id, "session.close", session_id=session_id):
-        await call.manager.running(call.caller, environment_id)[1].sessions.close(call.caller, session_id)
+    async with call.using(environment_id, "session.close", session_id=session_id) as use:
+        await use.executions.sessions.close(call.caller, session_id)
     return reply({})
 
 

@@ -79,13 +79,16 @@ async def doctor(call: Call) -> Response:
 
 async def stop(call: Call, body: Stop) -> Response:
     await call.engine.code.settle()
-    if len(call.manager) and not body.force:
-        raise Conflict(
-            f"{len(call.manager)} environments are alive", hint="stop with force to delete them too"
-        )
     async with call.manager.act(call.caller.itself, "daemon.stop", force=body.force):
-        await call.manager.delete_all("the daemon stopped")
-    call.engine.stop()
+        if len(call.manager) and not body.force:
+            raise Conflict(
+                f"{len(call.manager)} environments are alive", hint="stop with force to delete them too"
+            )
+        call.manager.refuse()  # before anything is awaited: nothing that is created now would live
+        try:
+            await call.manager.delete_all("the daemon stopped")
+        finally:
+            call.engine.stop()
     return reply({"stopping": True})
 
 

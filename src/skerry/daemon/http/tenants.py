@@ -14,7 +14,7 @@ from skerry.daemon.http import schemas
 from skerry.daemon.http.answers import reply
 from skerry.daemon.http.environments import Size
 from skerry.daemon.http.operations import Call, Operation, Parameter
-from skerry.daemon.http.requests import Body, Seconds, Text
+from skerry.daemon.http.requests import Body, Seconds, Text, Texts
 from skerry.errors import InvalidRequest, NotFound, StoreUnavailable
 from skerry.manager.caller import VERBS, Caller
 from skerry.policy import parse_size, seconds
@@ -24,7 +24,7 @@ from skerry.store.tokens import Token
 
 DEFAULT_VERBS = ("read", "create", "execute", "write", "delete")
 NAME_MAX = 100
-Verbs = Annotated[list[Text], WithJsonSchema({"type": "array", "items": {"enum": list(VERBS)}})]
+Verbs = Annotated[Texts, WithJsonSchema({"type": "array", "items": {"enum": list(VERBS)}})]
 
 
 class NewToken(Body):
@@ -46,6 +46,8 @@ class NewQuota(Body):
     """Cores, of all environments together."""
     memory: Size | None = None
     """Bytes, or a text like `16g`, of all environments together."""
+    disk: Size | None = None
+    """Bytes, or a text like `100g`: of all workspaces, as large as they may get, and of installed packages."""
 
 
 async def create_token(call: Call, body: NewToken) -> Response:
@@ -98,20 +100,21 @@ async def get_quota(call: Call, tenant: str) -> Response:
     quota, used = await call.engine.database.read(
         lambda tx: (quotas.get(tx, tenant), quotas.in_use(tx, tenant))
     )
-    return reply(_quota(quota, used))
+    return reply(_quota(call, quota, used))
 
 
 async def set_quota(call: Call, tenant: str, body: NewQuota) -> Response:
     check_tenant(tenant)
     memory = None if body.memory is None else parse_size(body.memory, "memory")
-    quota = Quota(tenant=tenant, environments=body.environments, cpus=body.cpus, memory=memory)
+    disk = None if body.disk is None else parse_size(body.disk, "disk")
+    quota = Quota(tenant=tenant, environments=body.environments, cpus=body.cpus, memory=memory, disk=disk)
 
     def work(tx: Connection) -> Quota:
         quotas.put(tx, quota)
         _tell(call, tx, "quota.set", asdict(quota))
         return quotas.in_use(tx, tenant)
 
-    return reply(_quota(quota, await call.engine.database.write(work)))
+    return reply(_quota(call, quota, await call.engine.database.write(work)))
 
 
 def _check_sees(caller: Caller, tenant: str) -> None:
@@ -119,10 +122,10 @@ def _check_sees(caller: Caller, tenant: str) -> None:
         raise NotFound(f"no tenant {tenant!r}")
 
 
-def _quota(quota: Quota, used: Quota) -> dict[str, Any]:
+def _quota(call: Call, quota: Quota, used: Quota) -> dict[str, Any]:
     found = asdict(used)
     del found["tenant"]
-    return {**asdict(quota), "used": found}
+    return {**asdict(quota), "used": found, "caused": call.engine.metrics.accounts.told(quota.tenant)}
 
 
 def _shown(token: Token) -> dict[str, Any]:
@@ -151,7 +154,18 @@ QUOTA = {
     "environments": 20,
     "cpus": 8.0,
     "memory": 17179869184,
-    "used": {"environments": 2, "cpus": 2.0, "memory": 1073741824},
+    "disk": 107374182400,
+    "used": {"environments": 2, "cpus": 2.0, "memory": 1073741824, "disk": 4294967296},
+    "caused": {
+        "requests": 5321,
+        "loop_seconds": 4.2,
+        "received_bytes": 1048576,
+        "sent_bytes": 52428800,
+        "rows": 10642,
+        "connections": 12,
+        "network_sent_bytes": 20480,
+        "network_received_bytes": 7340032,
+    },
 }
 
 OPERATIONS = (
@@ -223,7 +237,7 @@ OPERATIONS = (
         text="Environments that it has already stay.",
         handler=set_quota,
         body=NewQuota,
-        body_example={"environments": 20, "cpus": 8, "memory": "16g"},
+        body_example={"environments": 20, "cpus": 8, "memory": "16g", "disk": "100g"},
         answer=schemas.QuotaDetails,
         answer_example=QUOTA,
         errors=(StoreUnavailable,),
