@@ -12,6 +12,8 @@ from skerry.tools.results import plain
 TEXT_MAX = 4 << 20
 """Characters of all texts in one call together."""
 SHOWN_MAX = 200
+NUMBER_MAX = 1 << 53
+"""The largest number that every JSON reader takes exactly."""
 
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "string": ((str,), "text"),
@@ -94,6 +96,8 @@ def _check_text(name: str, value: object) -> int:
 
 def _check_number(name: str, schema: dict[str, Any], value: float) -> int:
     low, least, most = (schema.get(key) for key in ("exclusiveMinimum", "minimum", "maximum"))
+    if most is None and abs(value) > NUMBER_MAX:
+        raise InvalidRequest(f"{name} must be between -{NUMBER_MAX} and {NUMBER_MAX}, not {shown(value)}")
     if (
         value != value
         or (low is not None and value <= low)

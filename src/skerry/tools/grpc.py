@@ -21,7 +21,8 @@ from skerry.errors import (
 from skerry.models import ExecutionResult, Outcome, Usage
 from skerry.tools.infrastructure import Calls
 from skerry.tools.python import as_program
-from skerry.v1 import environments_pb2, executions_pb2, sessions_pb2
+from skerry.v1 import code_pb2, environments_pb2, executions_pb2, sessions_pb2
+from skerry.v1.code_pb2_grpc import CodeStub
 from skerry.v1.environments_pb2_grpc import EnvironmentsStub
 from skerry.v1.problem_pb2 import Problem
 from skerry.v1.sessions_pb2_grpc import SessionsStub
@@ -46,6 +47,7 @@ class _GrpcCalls:
         self._metadata = metadata
         self._environments: Any = EnvironmentsStub(channel)
         self._sessions: Any = SessionsStub(channel)
+        self._code: Any = CodeStub(channel)
 
     async def find(self, name: str) -> bool:
         try:
@@ -63,6 +65,11 @@ class _GrpcCalls:
         except Conflict:
             if not await self.find(name):  # else another call was faster
                 raise
+
+    async def version(self, language: str, image: str) -> str:
+        request = code_pb2.ExecuteCodeRequest(language=language, code="pass", image=image)
+        version: str = (await self._call(self._code.ExecuteCode, request)).version
+        return version
 
     async def run(
         self, name: str, session: str, code: str, timeout: float, packages: list[str]

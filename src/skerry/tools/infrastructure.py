@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NotRequired, Protocol, TypedDict
 
 from skerry.client.aio.client import AsyncClient
 from skerry.client.aio.environment import AsyncEnvironment
-from skerry.errors import Conflict, EnvironmentEnded, InstallFailed, InvalidRequest, NotFound
+from skerry.errors import Conflict, EnvironmentEnded, InstallFailed, InvalidRequest, LimitReached, NotFound
 from skerry.models import ExecutionResult
 from skerry.tools.arguments import check, shown
 from skerry.tools.python import SESSION, as_program, not_installed
@@ -37,12 +38,12 @@ REQUEST: dict[str, Any] = {
     },
     "required": ["sessionId", "runtime", "code"],
 }
-# By the interpreter of the session itself, whatever its code has made of its `print` and its names.
-_VERSION = '__import__("os").write(1, b"%d.%d.%d" % __import__("sys").version_info[:3])'
+VERSION_SECONDS = 600.0
+"""How long the version of an image's interpreter is remembered."""
 
 
 class ToolExecutionResult(TypedDict):
-    """`error` when it did not succeed, `metadata` when it did."""
+    """`error` when it did not succeed, `metadata` when it did, or when it failed after it had printed something."""
 
     success: bool
     output: str | None
@@ -89,6 +90,9 @@ class Calls(Protocol):
         """Whether it lives; if so, it is kept for longer."""
 
     async def create(self, name: str, image: str, limits: Mapping[str, Any]) -> None: ...
+    async def version(self, language: str, image: str) -> str:
+        """The version in a fresh environment: code of a session can forge whatever its own interpreter says."""
+
     async def run(
         self, name: str, session: str, code: str, timeout: float, packages: list[str]
     ) -> ExecutionResult:
@@ -126,6 +130,8 @@ class SandboxManager:
         self._runtimes = runtimes
         self._limits = {"memory": memory, "cpus": cpus}
         self._timeout = timeout
+        self._versions: dict[str, tuple[float, str]] = {}
+        """By image, with the time until which it holds."""
 
     async def runCode(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """`exitCode`, `stdout`, `stderr`, `durationMs`, `memoryUsage` in bytes, `traceId`, and the `runtime` that ran.
@@ -150,10 +156,9 @@ class SandboxManager:
                 f"there is no runtime {shown(wanted['runtime'])}", hint=f"there are: {known}"
             )
         name = "session-" + hashlib.sha256(f"{image}\0{wanted['sessionId']}".encode()).hexdigest()[:24]
+        ran = await self._version(calls, language, image)
         if not await calls.find(name):
             await calls.create(name, image, self._limits)
-        told = (await calls.run(name, SESSION, _VERSION, self._timeout, [])).stdout
-        ran = told if re.fullmatch(r"\d{1,3}(\.\d{1,3}){2}", told) else "unknown"
         if wanted["strict"] and version and not f"{ran}.".startswith(f"{version}."):
             raise InvalidRequest(f"{wanted['runtime']} is not there; there is {language}:{ran}")
         try:
@@ -169,6 +174,18 @@ class SandboxManager:
             "traceId": wanted["traceId"],
             "runtime": f"{language}:{ran}",
         }
+
+    async def _version(self, calls: Calls, language: str, image: str) -> str:
+        until, known = self._versions.get(image, (0.0, "unknown"))
+        if time.monotonic() < until:
+            return known
+        try:
+            told = await calls.version(language, image)
+        except LimitReached:  # no room for one more environment, which says nothing of the code
+            return known
+        ran = told if re.fullmatch(r"\d{1,3}(\.\d{1,3}){1,3}", told) else "unknown"
+        self._versions[image] = time.monotonic() + VERSION_SECONDS, ran
+        return ran
 
 
 def traceparent(trace_id: str) -> str:
@@ -210,6 +227,9 @@ class _HttpCalls:
             await AsyncEnvironment(image, name=name, client=self._client, **limits).create()
         except Conflict:
             await self._environment(name)  # another call was faster
+
+    async def version(self, language: str, image: str) -> str:
+        return (await self._client.execute_code(language, "pass", image=image)).version
 
     async def run(
         self, name: str, session: str, code: str, timeout: float, packages: list[str]

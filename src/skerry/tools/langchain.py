@@ -34,6 +34,7 @@ __all__ = [
     "run_terminal_command_in_sandbox",
     "sandbox_tools",
 ]
+Content = str | list[dict[str, str]]
 
 
 def sandbox_tools(**settings: Any) -> list[BaseTool]:
@@ -96,7 +97,10 @@ class EnvironmentToolkit(BaseToolkit):
 
 
 class _EnvironmentTool(BaseTool):
-    """A tool of the table. What fails becomes a message with the status `error`, never an exception."""
+    """A tool of the table. What fails becomes a message with the status `error`, never an exception.
+
+    Copies, and what is made of a pickle, work in the same environment. A pickle holds the token of the daemon.
+    """
 
     handle_tool_error: bool = True
     _dispatcher: Dispatcher | AsyncDispatcher = PrivateAttr()
@@ -105,18 +109,23 @@ class _EnvironmentTool(BaseTool):
         super().__init__(name=tool.function_name, description=tool.description, args_schema=tool.parameters)
         self._dispatcher = dispatcher
 
-    def _run(self, /, **arguments: Any) -> str:
+    def _run(self, /, **arguments: Any) -> Content:
         if isinstance(self._dispatcher, AsyncDispatcher):
             raise ToolException("This tool belongs to an AsyncEnvironment: use ainvoke().")
         return _content(self._dispatcher.call(self.name, arguments))
 
-    async def _arun(self, /, **arguments: Any) -> str:
+    async def _arun(self, /, **arguments: Any) -> Content:
         if isinstance(self._dispatcher, AsyncDispatcher):
             return _content(await self._dispatcher.call(self.name, arguments))
         return await asyncio.to_thread(self._run, **arguments)
 
 
-def _content(result: ToolResult) -> str:
+def _content(result: ToolResult) -> Content:
+    """The text; with its pictures, if it has any, as content blocks."""
+    content: Content = result.content
+    if result.images:
+        content = [{"type": "text", "text": result.content}]
+        content += [{"type": "image", "base64": data, "mime_type": kind} for kind, data in result.images]
     if result.is_error:
-        raise ToolException(result.content)
-    return result.content
+        raise ToolException(content)
+    return content

@@ -7,6 +7,7 @@ from typing import Any
 from skerry.errors import InvalidRequest
 from skerry.tools.arguments import check
 from skerry.tools.infrastructure import AgentContext, PluginContext, SandboxService, ToolExecutionResult
+from skerry.tools.results import bounded
 from skerry.tools.table import PYTHON_EXECUTE
 
 
@@ -28,7 +29,7 @@ class PythonInterpreterTool:
             raise RuntimeError("Sandbox Infrastructure not available. Cannot initialize Python Tool.")
 
     async def execute(self, agent_context: AgentContext, args: Any) -> ToolExecutionResult:
-        """Whatever happens is a result."""
+        """Whatever happens is a result. The stream that is not `output` is in `metadata`, if it has any text."""
         try:
             given = check(self.parameters, args)
         except InvalidRequest as error:
@@ -45,12 +46,13 @@ class PythonInterpreterTool:
                 raise RuntimeError("the tool was not initialized")
             result = await self._sandbox.runCode(request)
         except Exception as error:
-            return {"success": False, "output": None, "error": f"Sandbox Error: {error}"}
+            return {"success": False, "output": None, "error": f"Sandbox Error: {bounded(str(error))}"}
+        stdout, stderr = bounded(result["stdout"]), bounded(result["stderr"])
         if result["exitCode"] != 0:
-            return {
-                "success": False,
-                "output": result["stderr"],
-                "error": "Execution failed with non-zero exit code",
-            }
+            words = "Execution failed with non-zero exit code"
+            failed: ToolExecutionResult = {"success": False, "output": stderr, "error": words}
+            return {**failed, "metadata": {"stdout": stdout}} if stdout else failed
         metadata = {"executionTime": result["durationMs"], "memoryUsage": result["memoryUsage"]}
-        return {"success": True, "output": result["stdout"], "metadata": metadata}
+        if stderr:
+            metadata["stderr"] = stderr
+        return {"success": True, "output": stdout, "metadata": metadata}

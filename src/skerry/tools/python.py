@@ -11,18 +11,19 @@ from skerry.models import ExecutionResult, Outcome, SessionResult, Usage
 
 SESSION = "python"
 IMAGES_MAX = 4
+IMAGE_SIZE_MAX = 5 << 20
+"""Characters of base64 of one picture; the APIs of models refuse larger ones."""
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
 def as_program(result: ExecutionResult, traceback: str = "") -> ExecutionResult:
-    """The result as a program has it: with its exception on stderr, and why it was ended if it did not end by itself.
+    """The result as a program has it: with its exception on stderr, and how its interpreter ended, if it did.
 
     Raises PlatformError when its end says nothing of the code.
     """
     if result.outcome == Outcome.INTERNAL:
         raise PlatformError(result.message or "the execution was lost")
-    by_itself = result.outcome in (Outcome.COMPLETED, Outcome.FAILED) or not result.message
-    more = (traceback if by_itself else f"{traceback}[{result.message}]\n").encode(errors="replace")
+    more = (f"{traceback}[{result.message}]\n" if result.message else traceback).encode(errors="replace")
     return replace(
         result, stderr_bytes=result.stderr_bytes + more, stderr_size=result.stderr_size + len(more)
     )
@@ -34,12 +35,17 @@ def not_installed(failed: InstallFailed) -> ExecutionResult:
     return ExecutionResult("", Outcome.FAILED, 1, b"", words, 0, len(words), 0.0, Usage())
 
 
-def pictures(result: SessionResult) -> tuple[tuple[str, str], ...]:
-    """The first few pictures that it has shown, as media type and base64; what is no base64 is none."""
-    found = [(kind, data) for value in result.values for kind, data in value.data.items()]
-    return tuple(picture for picture in found if picture[0] in _PICTURES and _is_base64(picture[1]))[
-        :IMAGES_MAX
+def pictures(result: SessionResult) -> tuple[tuple[tuple[str, str], ...], int]:
+    """The first few pictures that it has shown, as media type and base64, and how many were left out.
+
+    Left out are those beyond IMAGES_MAX and IMAGE_SIZE_MAX, and what is not base64.
+    """
+    shown = [
+        (kind, data) for value in result.values for kind, data in value.data.items() if kind in _PICTURES
     ]
+    fit = [(kind, data) for kind, data in shown if len(data) <= IMAGE_SIZE_MAX and _is_base64(data)]
+    found = tuple(fit[:IMAGES_MAX])
+    return found, len(shown) - len(found)
 
 
 def _is_base64(text: str) -> bool:

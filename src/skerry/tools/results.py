@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from skerry.models import Outcome
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
     from skerry.models import ExecutionResult
 
 FIELD_MAX = 16_000
-"""Characters of one text (a stream, the content of a file) that a model is shown."""
+"""Characters of one text (a stream, the content of a file) that a model is sent, counted with their JSON escapes."""
+_TWO_CHARACTERS = '"\\\n\r\t\b\f'
+"""Characters whose JSON escape has two characters; that of other control characters has six."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +28,44 @@ class ToolResult:
     is_error: bool = False
     images: tuple[tuple[str, str], ...] = ()
     """Pictures that belong to it: media type and base64."""
+    structured: dict[str, Any] | None = None
+    """What `content` is the JSON of, where it is JSON."""
+
+
+def sent_length(text: str) -> int:
+    """Characters of `text` inside a JSON string, escapes included."""
+    return len(json.dumps(text, ensure_ascii=False)) - 2
+
+
+def fits(text: str, limit: int) -> bool:
+    """Whether `text` is sent whole."""
+    return len(text) <= limit and sent_length(text) <= limit
 
 
 def bounded(text: str, limit: int = FIELD_MAX, whole: str = "") -> str:
-    """`text`; of a longer one its head and tail, at most `limit` characters, and between them what was cut.
+    """`text`; of a longer one its head and tail, with a note of how many characters were cut between them.
 
-    `whole` is the path under which all of it can be read.
+    Head and tail together have at most `limit` characters as sent, that is with JSON escapes: control characters
+    take six each. `whole` is the path under which all of it can be read.
     """
-    if len(text) <= limit:
+    if fits(text, limit):
         return text
-    head, tail = text[: limit - limit // 2], text[len(text) - limit // 2 :]
+    head = _fitting(text, limit - limit // 2)
+    tail = min(_fitting(reversed(text), limit // 2), len(text) - head)
     where = f"; all of it is in {whole}" if whole else ""
-    return f"{head}\n[... {len(text) - limit} of {len(text)} characters cut{where} ...]\n{tail}"
+    words = f"\n[... {len(text) - head - tail} of {len(text)} characters cut{where} ...]\n"
+    return text[:head] + words + text[len(text) - tail :]
+
+
+def _fitting(characters: Iterable[str], room: int) -> int:
+    """The number of leading characters that fit into `room` characters of JSON."""
+    count = 0
+    for character in characters:
+        room -= 2 if character in _TWO_CHARACTERS else 6 if character < " " else 1
+        if room < 0:
+            break
+        count += 1
+    return count
 
 
 def sections(result: ExecutionResult, timeout: float) -> str:

@@ -19,8 +19,17 @@ class Tool:
     name: str
     description: str
     parameters: dict[str, Any]
+    title: str
+    result: dict[str, Any] | None = None
+    """The JSON Schema of its result; None for text."""
     writes: bool = True
     """Whether it can change anything."""
+    destroys: bool = True
+    """Whether it can change or remove what was there before."""
+    repeatable: bool = False
+    """Whether a second call with the same arguments changes nothing more."""
+    runs_code: bool = True
+    """Whether it runs code, which can reach whatever the environment can."""
 
     @property
     def function_name(self) -> str:
@@ -35,6 +44,11 @@ def _object(required: list[str], **properties: dict[str, Any]) -> dict[str, Any]
         "required": required,
         "additionalProperties": False,
     }
+
+
+def _result(required: list[str], **types: str) -> dict[str, Any]:
+    properties = {name: {"type": kind} for name, kind in types.items()}
+    return {"type": "object", "properties": properties, "required": required}
 
 
 EXECUTE_COMMAND = Tool(
@@ -54,6 +68,15 @@ EXECUTE_COMMAND = Tool(
             "default": TIMEOUT_SECONDS,
         },
     ),
+    title="Execute a command",
+    result=_result(
+        ["error", "stdout", "stderr", "exit_code"],
+        error="boolean",
+        stdout="string",
+        stderr="string",
+        exit_code="integer",
+        message="string",
+    ),
 )
 WRITE_FILE = Tool(
     "environment.write_file",
@@ -67,6 +90,10 @@ WRITE_FILE = Tool(
         },
         content={"type": "string", "description": "The full content of the file."},
     ),
+    title="Write a file",
+    result=_result(["error", "message"], error="boolean", message="string"),
+    repeatable=True,
+    runs_code=False,
 )
 READ_FILE = Tool(
     "environment.read_file",
@@ -76,7 +103,12 @@ READ_FILE = Tool(
         ["path"],
         path={"type": "string", "description": "The relative path of the file to read."},
     ),
+    title="Read a file",
+    result=_result(["error", "content"], error="boolean", content="string"),
     writes=False,
+    destroys=False,
+    repeatable=True,
+    runs_code=False,
 )
 
 EXECUTE_CODE = Tool(
@@ -102,6 +134,8 @@ EXECUTE_CODE = Tool(
         cpu_limit={"type": "integer", "description": "CPU limit in millicores (default: 1000)"},
         mem_limit={"type": "integer", "description": "Memory limit in MB (default: 512)"},
     ),
+    title="Run a program once",
+    destroys=False,
 )
 """Needs no environment: see `skerry.tools.aio.execute_code`."""
 
@@ -116,6 +150,10 @@ PYTHON_EXECUTE = Tool(
         },
         "required": ["code"],
     },
+    title="Execute Python code",
+    result=_result(
+        ["success", "output"], success="boolean", output="string", error="string", metadata="object"
+    ),
 )
 """Also a plugin: see `skerry.tools.plugin`."""
 

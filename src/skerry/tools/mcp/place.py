@@ -26,22 +26,29 @@ class Place:
         self._ref = ref
         self._wanted = wanted
         self._environment: AsyncEnvironment | None = None
-        self._making = asyncio.Lock()
+        self._finding: asyncio.Task[tuple[AsyncEnvironment, str]] | None = None
         self._alive: asyncio.Task[None] | None = None
 
     async def environment(self) -> tuple[AsyncEnvironment, str]:
-        """It, and words for the model when it is another than before. Raises SkerryError."""
-        async with self._making:
-            if self._ref:
-                return await AsyncEnvironment.get(self._ref, self.client), ""
-            found = self._environment
-            why = await _ended(found) if found is not None else ""
-            if found is not None and not why:
-                return found, ""
-            self._environment = await AsyncEnvironment(**self._wanted, client=self.client).create()
-            self._alive = self._alive or asyncio.create_task(self._keep_alive())
-            words = f"The environment had ended ({why}). This is a new one: files and state are gone."
-            return self._environment, words if why else ""
+        """It, and words for the model when it is another than before. Raises SkerryError.
+
+        A call that is canceled meanwhile does not cancel this: an environment that was just made would be lost.
+        """
+        if self._finding is None or self._finding.done():
+            self._finding = asyncio.ensure_future(self._found())
+        return await asyncio.shield(self._finding)
+
+    async def _found(self) -> tuple[AsyncEnvironment, str]:
+        if self._ref:
+            return await AsyncEnvironment.get(self._ref, self.client), ""
+        found = self._environment
+        why = await _ended(found) if found is not None else ""
+        if found is not None and not why:
+            return found, ""
+        self._environment = await AsyncEnvironment(**self._wanted, client=self.client).create()
+        self._alive = self._alive or asyncio.create_task(self._keep_alive())
+        words = f"The environment had ended ({why}). This is a new one: files and state are gone."
+        return self._environment, words if why else ""
 
     async def _keep_alive(self) -> None:
         """Nobody may call a tool for hours. Should this program die, the lease is not renewed, and runs out."""
@@ -55,6 +62,9 @@ class Place:
         """Raises SkerryError when the environment could not be deleted."""
         if self._alive is not None:
             self._alive.cancel()
+        if self._finding is not None:
+            with suppress(SkerryError):
+                await self._finding
         environment, self._environment = self._environment, None
         try:
             if environment is not None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import mimetypes
+import re
 from urllib.parse import quote, unquote
 
 import mcp_types as types
 from mcp.shared.exceptions import MCPError
 
 from skerry.errors import SkerryError
+from skerry.tools.arguments import shown
 from skerry.tools.mcp.place import Place
 from skerry.tools.results import plain
 
@@ -22,7 +24,11 @@ READ_MAX = 16 << 20
 
 async def listed(place: Place, cursor: str | None) -> types.ListResourcesResult:
     """A page of all files in the workspace, and, first, the images."""
-    begin = int(cursor) if cursor and cursor.isdecimal() else 0
+    if cursor is not None and not re.fullmatch(r"[1-9][0-9]{0,8}", cursor):
+        raise MCPError(
+            types.INVALID_PARAMS, f"there is no page {shown(cursor)}: a cursor is what a list has named"
+        )
+    begin = int(cursor or 0)
     try:
         environment, _ = await place.environment()
         entries = await environment.files.list(".", recursive=True)

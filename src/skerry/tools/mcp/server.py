@@ -11,14 +11,18 @@ from typing import Any
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
 
 from skerry import __version__
-from skerry.errors import SkerryError
+from skerry.errors import InvalidRequest, SkerryError
 from skerry.tools import table
 from skerry.tools.aio.dispatch import AsyncDispatcher
+from skerry.tools.aio.execute_code import AsyncExecuteCode
+from skerry.tools.arguments import check, shown
 from skerry.tools.mcp import resources
 from skerry.tools.mcp.place import Place
-from skerry.tools.results import plain
+from skerry.tools.mcp.sessions import current_place
+from skerry.tools.results import ToolResult, bounded, plain
 
 PROGRESS_SECONDS = 1.0
 INSTRUCTIONS = (
@@ -28,8 +32,11 @@ INSTRUCTIONS = (
 _Context = ServerRequestContext[Any, Any]
 
 
-def make_server(place: Place) -> Server[Any]:
-    """A server whose tools work in `place`."""
+def make_server(shared: Place) -> Server[Any]:
+    """A server whose tools work in `shared`, or in the environment that an HTTP session has of its own."""
+
+    def the_place() -> Place:
+        return current_place() or shared
 
     async def list_tools(
         context: _Context, params: types.PaginatedRequestParams | None
@@ -37,19 +44,29 @@ def make_server(place: Place) -> Server[Any]:
         return types.ListToolsResult(tools=[_described(tool) for tool in table.TOOLS])
 
     async def call_tool(context: _Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+        tool = table.find(params.name)
+        if tool is None:
+            known = ", ".join(tool.name for tool in table.TOOLS)
+            raise MCPError(types.INVALID_PARAMS, f"There is no tool {shown(params.name)}. Tools: {known}")
+        place = the_place()
+        if tool is table.EXECUTE_CODE:
+            async with _progress(context):
+                return _result(await AsyncExecuteCode(client=place.client).execute(params.arguments))
+        try:
+            check(tool.parameters, params.arguments)  # before an environment is made for it
+        except InvalidRequest as error:
+            return _result(ToolResult(f"Invalid parameters: {error}", is_error=True))
         try:
             environment, news = await place.environment()
         except SkerryError as error:
-            return _result([f"Sandbox error: {error}"], is_error=True)
+            return _result(ToolResult(bounded(f"Sandbox error: {error}"), is_error=True))
         async with _progress(context):
-            result = await AsyncDispatcher(environment).call(params.name, params.arguments)
-        texts = [news, result.content] if news else [result.content]
-        return _result(texts, result.is_error, result.images)
+            return _result(await AsyncDispatcher(environment).call(params.name, params.arguments), news)
 
     async def list_resources(
         context: _Context, params: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
-        return await resources.listed(place, params.cursor if params else None)
+        return await resources.listed(the_place(), params.cursor if params else None)
 
     async def list_templates(
         context: _Context, params: types.PaginatedRequestParams | None
@@ -59,7 +76,7 @@ def make_server(place: Place) -> Server[Any]:
     async def read_resource(
         context: _Context, params: types.ReadResourceRequestParams
     ) -> types.ReadResourceResult:
-        return await resources.read(place, str(params.uri))
+        return await resources.read(the_place(), str(params.uri))
 
     return Server(
         "skerry",
@@ -74,18 +91,32 @@ def make_server(place: Place) -> Server[Any]:
 
 
 def _described(tool: table.Tool) -> types.Tool:
-    hints = types.ToolAnnotations(read_only_hint=not tool.writes, open_world_hint=tool.writes)
+    hints = types.ToolAnnotations(
+        title=tool.title,
+        read_only_hint=not tool.writes,
+        destructive_hint=tool.destroys,
+        idempotent_hint=tool.repeatable,
+        open_world_hint=tool.runs_code,
+    )
     return types.Tool(
-        name=tool.name, description=tool.description, input_schema=tool.parameters, annotations=hints
+        name=tool.name,
+        title=tool.title,
+        description=tool.description,
+        input_schema=tool.parameters,
+        output_schema=tool.result,
+        annotations=hints,
     )
 
 
-def _result(
-    texts: list[str], is_error: bool, images: tuple[tuple[str, str], ...] = ()
-) -> types.CallToolResult:
+def _result(result: ToolResult, news: str = "") -> types.CallToolResult:
+    texts = [news, result.content] if news else [result.content]
     content: list[types.ContentBlock] = [types.TextContent(text=plain(text)) for text in texts]
-    content += [types.ImageContent(data=data, mime_type=kind) for kind, data in images]
-    return types.CallToolResult(content=content, is_error=is_error)
+    content += [types.ImageContent(data=data, mime_type=kind) for kind, data in result.images]
+    if result.structured is None:
+        return types.CallToolResult(content=content, is_error=result.is_error)
+    return types.CallToolResult(
+        content=content, is_error=result.is_error, structured_content=result.structured
+    )
 
 
 @asynccontextmanager

@@ -21,8 +21,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from skerry.errors import InvalidRequest
 from skerry.tools.mcp.place import Place
 from skerry.tools.mcp.server import make_server
+from skerry.tools.mcp.sessions import Events, Sessions
 
 TOKEN = "SKERRY_MCP_TOKEN"  # noqa: S105 (a name)
+SESSION_IDLE = 1800.0
+SESSIONS_MAX = 100
 _LOOPBACK = {"127.0.0.1": socket.AF_INET, "localhost": socket.AF_INET, "::1": socket.AF_INET6}
 
 
@@ -45,9 +48,12 @@ async def serve_stdio(place: Place) -> None:
         await place.close()
 
 
-async def serve_http(place: Place, listen: str) -> None:
+async def serve_http(
+    place: Place, listen: str, make: Callable[[], Place] | None = None, idle: float = SESSION_IDLE
+) -> None:
     """Until a signal asks us to end. Clients need the token, which is said on standard error unless it was given.
 
+    With `make`, each session has an environment of its own. A session ends `idle` seconds after its last request.
     Raises InvalidRequest for an address that others could reach, OSError for one that is taken.
     """
     host, _, port = listen.rpartition(":")
@@ -64,9 +70,15 @@ async def serve_http(place: Place, listen: str) -> None:
         security = TransportSecuritySettings(
             allowed_hosts=names, allowed_origins=[f"http://{name}" for name in names]
         )
-        app = make_server(place).streamable_http_app(transport_security=security)
+        app = make_server(place).streamable_http_app(
+            transport_security=security,
+            event_store=Events(),
+            session_idle_timeout=idle,
+            max_sessions=SESSIONS_MAX,
+        )
+        sessions = Sessions(app, idle, make)
         config = uvicorn.Config(
-            _Guarded(app, token), log_level="warning", timeout_graceful_shutdown=3, ws="none"
+            _Guarded(sessions, token), log_level="warning", timeout_graceful_shutdown=3, ws="none"
         )
         server = _Server(config)
         _on_signals(server.leave)
@@ -77,6 +89,7 @@ async def serve_http(place: Place, listen: str) -> None:
         try:
             await server.serve(sockets=[listener])
         finally:
+            await sessions.close()
             await place.close()
 
 
@@ -85,12 +98,12 @@ class _Guarded:
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
-        self._expected = f"Bearer {token}".encode()
+        self._token = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
+            scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
                 refusal = PlainTextResponse("a token is needed", 401, {"www-authenticate": "Bearer"})
                 await refusal(scope, receive, send)
                 return

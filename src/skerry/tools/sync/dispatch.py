@@ -27,7 +27,7 @@ class Dispatcher:
     """Tool calls of a model, in one environment, which has been created and is not deleted here.
 
     `execute_code` runs beside it, in an environment of its own each time, by the same daemon and without a network.
-    `limit` is how many characters of a text (a stream, a file) the model is shown.
+    `limit` is how many characters of a text (a stream, a file) the model is sent, counted with their JSON escapes.
     """
 
     def __init__(self, environment: Environment, limit: int = FIELD_MAX) -> None:
@@ -68,7 +68,9 @@ class Dispatcher:
             _log.exception("tool %s", tool.name)
             return self._failed("Sandbox error: the tool itself failed; its log says why")
         text = plain(json.dumps(answer, ensure_ascii=False))
-        return ToolResult(text, is_error=bool(answer.get("error")), images=images)
+        return ToolResult(
+            text, is_error=bool(answer.get("error")), images=images, structured=json.loads(text)
+        )
 
     def _failed(self, text: str) -> ToolResult:
         return ToolResult(plain(bounded(text, self._limit)), is_error=True)

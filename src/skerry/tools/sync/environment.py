@@ -15,7 +15,7 @@ from skerry.errors import (
     SkerryError,
 )
 from skerry.models import Outcome
-from skerry.tools.results import bounded
+from skerry.tools.results import bounded, fits
 from skerry.tools.table import TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ _FILE_FAULTS = (InvalidRequest, FileMissing, FileConflict, FileDenied, LimitReac
 class EnvironmentTools:
     """What a planner does in its environment: run commands, write files, read files.
 
-    With `limit`, no text in a result has many more characters than that: head and tail are kept, and what was cut
-    can be read from a file inside. A command that fails, and a file that is not there, are results. What is nobody's
-    fault inside raises: PlatformError, EnvironmentNotFound, EnvironmentEnded, Denied.
+    With `limit`, no text in a result has many more characters than that as JSON: head and tail are kept, and what
+    was cut can be read from a file inside. A command that fails, and a file that is not there, are results. What is
+    nobody's fault inside raises: PlatformError, EnvironmentNotFound, EnvironmentEnded, Denied.
     """
 
     def __init__(self, environment: Environment, limit: int | None = None) -> None:
@@ -86,7 +86,7 @@ class EnvironmentTools:
 def shown(environment: Environment, result: ExecutionResult, stream: str, limit: int | None) -> str:
     """The text of `stdout` or `stderr`, as long as it may be; all that there is of a longer one goes into a file."""
     data, size, text = (getattr(result, f"{stream}{part}") for part in ("_bytes", "_size", ""))
-    if limit is None or len(text) <= limit:
+    if limit is None or fits(text, limit):
         return str(text)
     path = f"{OUTPUT_FOLDER}/{result.execution_id}.{stream}"
     try:
