@@ -63,6 +63,7 @@ VERBS = {
     "audit search": ("audit", "Find rows of the audit"),
     "audit export": ("audit", "Print the whole audit, one JSON object a line"),
     "audit verify": ("audit", "Check that no row of the audit was changed, removed or moved"),
+    "audit prune": ("audit", "Remove the oldest rows of the audit"),
     "tools schema": ("tools", "Print the tools in the format of a model's API"),
     "mcp": ("tools", "Serve the tools by the Model Context Protocol"),
     "doctor": ("service", "Check what the daemon's machine can do, and what to fix"),

@@ -106,12 +106,38 @@ def _verify(args: SimpleNamespace) -> int:
     if args.json:
         show_json(found)
     elif found["intact"]:
-        say(f"intact: {found['seq']} rows")
+        pruned = found.get("pruned")  # a daemon of an older version does not say
+        say(
+            f"intact: {found['seq']} rows"
+            + (f", of which the first {pruned['seq']} were pruned" if pruned else "")
+        )
         print(clean(f"{found['seq']} {found['hash']}"))
     else:
         broken = found["broken"]
         say(f"BROKEN at row {broken['seq']}: {broken['reason']}")
     return 0 if found["intact"] else BROKEN
+
+
+def _prune_arguments(parser: Parser) -> None:
+    parser.option("--before", takes="TIME", help="e.g. 2026-01-31 or 2026-01-31T12:00:00+01:00")
+    add_json(parser)
+
+
+def _prune(args: SimpleNamespace) -> int:
+    before = _unix(args.before)
+    if before is None:
+        raise InvalidRequest("--before is needed", hint="skerry audit prune --before 2026-01-31")
+    pruned = Client().prune_audit(before)
+    if args.json:
+        show_json(pruned)
+        return 0
+    kept = (
+        f"; row {pruned['unfinished']} and those after it stay: it has no result"
+        if pruned["unfinished"]
+        else ""
+    )
+    say(f"{pruned['removed']} rows removed, {pruned['seq']} in all{kept}")
+    return 0
 
 
 VERBS = {
@@ -142,5 +168,12 @@ VERBS = {
         "skerry audit verify --seq 17 --hash 5feceb66ffc8...",
         _verify_arguments,
         _verify,
+    ),
+    "audit prune": Verb(
+        "skerry audit prune --before TIME [--json]",
+        "Remove rows of the audit that are older. What stays can still be verified.",
+        "skerry audit prune --before 2026-01-31",
+        _prune_arguments,
+        _prune,
     ),
 }

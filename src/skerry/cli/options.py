@@ -25,7 +25,17 @@ def add_environment(parser: Parser) -> None:
 
 def add_variables(parser: Parser) -> None:
     parser.option(
-        "-e", "--env", takes="NAME=VALUE", repeated=True, help="set a variable; NAME alone: as it is here"
+        "-e",
+        "--env",
+        takes="NAME=VALUE",
+        repeated=True,
+        help="set a variable (others can see it in `ps`); NAME alone: as it is here",
+    )
+    parser.option(
+        "--env-file",
+        takes="FILE",
+        repeated=True,
+        help="set the variables of this file: lines NAME=VALUE, # for comments",
     )
 
 
@@ -65,7 +75,7 @@ def add_limits(parser: Parser) -> None:
     option("--lifetime", takes="SECONDS", convert=float, help="delete it after this long")
     option("--idle", takes="SECONDS", convert=float, help="delete it after this long without activity")
     option("--isolation", takes="KIND", help="at least this: namespace, gvisor, microvm")
-    option("--profile", takes="NAME", help="system call profile: default, strict, debug")
+    option("--profile", takes="NAME", help="system call profile: default, strict, debug, filters")
     option("--network", takes="KIND", help="none (default), allowlist or public")
     option("--allow", takes="RULE", repeated=True, help="let it reach api.example.com, *.example.com, ...")
     option("--workspace", takes="KIND", help="where /workspace is kept: auto, disk, memory")
@@ -95,7 +105,7 @@ def environment_request(args: SimpleNamespace) -> dict[str, Any]:
     """The body of POST /environments for these arguments. Raises InvalidRequest."""
     given = {name: getattr(args, name) for name in _LIMITS}
     request = {name: value for name, value in given.items() if value is not None}
-    if variables := parse_variables(args.env):
+    if variables := parse_variables(args.env, args.env_file):
         request["env"] = variables
     if args.allow:
         request["allow"] = args.allow
@@ -103,9 +113,14 @@ def environment_request(args: SimpleNamespace) -> dict[str, Any]:
     return request
 
 
-def parse_variables(pairs: list[str]) -> dict[str, str]:
-    """Variables from `NAME=VALUE`, or `NAME` for the value that it has here. Raises InvalidRequest."""
+def parse_variables(pairs: list[str], files: list[str]) -> dict[str, str]:
+    """Variables of files, then those from `NAME=VALUE`, or `NAME` for the value that it has here.
+
+    Raises InvalidRequest.
+    """
     variables: dict[str, str] = {}
+    for file in files:
+        variables |= _variables_of(file)
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not name:
@@ -114,6 +129,24 @@ def parse_variables(pairs: list[str]) -> dict[str, str]:
             variables[name] = value
         elif name in os.environ:
             variables[name] = os.environ[name]
+    return variables
+
+
+def _variables_of(path: str) -> dict[str, str]:
+    """The lines NAME=VALUE of a file, values as they are. Raises InvalidRequest, and names no value."""
+    variables: dict[str, str] = {}
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except OSError as error:
+        raise InvalidRequest(f"--env-file {path}: {error.strerror}") from error
+    for number, line in enumerate(lines, 1):
+        name, equals, value = line.strip().partition("=")
+        if not name or name.startswith("#"):
+            continue
+        if not equals:
+            raise InvalidRequest(f"--env-file {path}: line {number} is not NAME=VALUE")
+        variables[name.strip()] = value
     return variables
 
 

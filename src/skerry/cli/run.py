@@ -121,7 +121,7 @@ def _run(args: SimpleNamespace) -> int:
 
 
 def _exec(args: SimpleNamespace) -> int:
-    request = _request(args, _argv(args), parse_variables(args.env))
+    request = _request(args, _argv(args), parse_variables(args.env, args.env_file))
     transport, path = Transport(), path_of(args.environment)
     if args.detach:
         if args.timeout is not None:

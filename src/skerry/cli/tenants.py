@@ -102,6 +102,7 @@ def _set_arguments(parser: Parser) -> None:
     parser.option("--environments", takes="NUMBER", convert=int, help="most at once")
     parser.option("--cpus", takes="NUMBER", convert=float, help="cores, of all together")
     parser.option("-m", "--memory", takes="SIZE", help="memory, of all together, e.g. 16g")
+    parser.option("--disk", takes="SIZE", help="workspaces and installed packages, together, e.g. 100g")
     _add_tenant(parser)
 
 
@@ -111,7 +112,7 @@ def _show(args: SimpleNamespace) -> int:
 
 def _set(args: SimpleNamespace) -> int:
     quota = Client().set_quota(
-        args.tenant, environments=args.environments, cpus=args.cpus, memory=args.memory
+        args.tenant, environments=args.environments, cpus=args.cpus, memory=args.memory, disk=args.disk
     )
     return _shown(quota, args)
 
@@ -124,11 +125,24 @@ def _shown(quota: dict[str, Any], args: SimpleNamespace) -> int:
     def text(what: str, value: Any) -> str:
         if value is None:
             return "not limited"
-        return format_size(value) if what == "memory" else f"{value:g}"
+        return format_size(value) if what in ("memory", "disk") else f"{value:g}"
 
-    names = ("environments", "cpus", "memory")
+    names = ("environments", "cpus", "memory", "disk")
     rows = [(name, text(name, quota["used"][name]), text(name, quota[name])) for name in names]
     show_table(("WHAT", "IN USE", "QUOTA"), rows)
+    print()
+    caused = [
+        (
+            name.replace("_", " "),
+            format_size(value)
+            if name.endswith("_bytes")
+            else f"{value:.3f}"
+            if name == "loop_seconds"
+            else str(value),
+        )
+        for name, value in quota["caused"].items()
+    ]
+    show_table(("CAUSED SINCE THE DAEMON STARTED", ""), caused)
     return 0
 
 
@@ -156,7 +170,7 @@ VERBS = {
     ),
     "quota show": Verb(
         "skerry quota show [--json] TENANT",
-        "Show what a tenant may have, and has.",
+        "Show what a tenant may have, what it has, and what it has made the daemon do.",
         "skerry quota show acme",
         _add_tenant,
         _show,
@@ -164,7 +178,7 @@ VERBS = {
     "quota set": Verb(
         "skerry quota set [OPTIONS] TENANT",
         "Set what a tenant may have; what is left out is not limited. Environments that it has already stay.",
-        "skerry quota set --environments 20 --cpus 8 --memory 16g acme",
+        "skerry quota set --environments 20 --cpus 8 --memory 16g --disk 100g acme",
         _set_arguments,
         _set,
     ),

@@ -9,7 +9,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any
+    from typing import Any, TextIO
 
     from skerry.errors import SkerryError
 
@@ -44,10 +44,10 @@ def show_error(error: SkerryError, as_json: bool) -> None:
         say(f"hint: {error.hint}")
 
 
-def show_json(value: Any) -> None:
+def show_json(value: Any, file: TextIO | None = None) -> None:
     import json
 
-    print(json.dumps(value, indent=2))
+    print(json.dumps(value, indent=2), file=file)
 
 
 def show_table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:

@@ -5,7 +5,7 @@ Strict where it matters: a response that could be read in two ways is refused ra
 
 from __future__ import annotations
 
-from skerry.errors import InvalidRequest, PlatformError
+from skerry.errors import DaemonUnavailable, InvalidRequest, PlatformError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class ResponseParser:
 
     def _eof(self) -> bytes:
         if not self.status or self._chunked or self._left is not None:
-            raise Malformed("the daemon closed the connection in the middle of a response")
+            raise DaemonUnavailable("the daemon closed the connection in the middle of a response")
         self.done = True
         return b""
 

@@ -56,6 +56,9 @@ class Remote:
                 hint="use https, or an ssh tunnel to a port of this machine",
             )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Remote, (self.url, self.token, self.ca, self.name)
+
     def connect(self, start: bool) -> tuple[socket.socket, Tls | None]:
         """Nothing is started: `start` has no meaning here.
 

@@ -94,7 +94,10 @@ class AsyncClient:
         except DaemonUnavailable:
             return False
         try:
-            await self.transport.call("POST", "/stop", json={"force": force}, start=False)
+            try:  # noqa: SIM105 (contextlib is not worth its time at the start of the CLI)
+                await self.transport.call("POST", "/stop", json={"force": force}, start=False)
+            except DaemonUnavailable:
+                pass  # it is stopping already
             self.close()
             await blocking(autostart.wait_process, daemon)
         finally:
@@ -237,7 +240,7 @@ class AsyncClient:
         await self.transport.call("DELETE", f"/tokens/{quote(token_id)}")
 
     async def quota(self, tenant: str) -> dict[str, Any]:
-        """What a tenant may have, None for what is not limited, and what it has `used`."""
+        """What a tenant may have, None for what is not limited, what it has `used`, and what work it has `caused`."""
         answer: dict[str, Any] = await self.transport.call("GET", f"/quotas/{quote(tenant)}")
         return answer
 
@@ -248,9 +251,10 @@ class AsyncClient:
         environments: int | None = None,
         cpus: float | None = None,
         memory: str | int | None = None,
+        disk: str | int | None = None,
     ) -> dict[str, Any]:
         """Replace the quota of a tenant; what is None is not limited. Raises InvalidRequest."""
-        wanted = {"environments": environments, "cpus": cpus, "memory": memory}
+        wanted = {"environments": environments, "cpus": cpus, "memory": memory, "disk": disk}
         answer: dict[str, Any] = await self.transport.call("PUT", f"/quotas/{quote(tenant)}", json=wanted)
         return answer
 
@@ -292,11 +296,21 @@ class AsyncClient:
     async def verify_audit(self, seq: int | None = None, hash: str | None = None) -> dict[str, Any]:
         """Whether the audit is `intact`, where it is `broken`, and `seq` and `hash` of its last row.
 
-        Those of an earlier answer, kept elsewhere, prove that the rows up to there are the same.
+        Those of an earlier answer, kept elsewhere, prove that the rows up to there are the same. `pruned` is the last
+        row that was removed, None if none was.
         """
         answer: dict[str, Any] = await self.transport.call(
             "GET", "/audit/verify", query={"seq": seq, "hash": hash}
         )
+        return answer
+
+    async def prune_audit(self, before: float) -> dict[str, Any]:
+        """Remove rows of the audit that are older than this unix time, up to the first intent without a result.
+
+        Returns how many were `removed`, `seq` and `hash` of the last of them, and the row that is `unfinished`.
+        Raises Conflict if the audit is not intact.
+        """
+        answer: dict[str, Any] = await self.transport.call("POST", "/audit/prune", json={"before": before})
         return answer
 
 

@@ -31,8 +31,9 @@ class AsyncEnvironment:
     Entering a `with` block or calling `create()` makes it; leaving the block or calling `delete()` ends it
     and everything in it. What is not given is left to the daemon's defaults. Sizes are bytes or strings like
     "512m"; `lifetime` and `idle` are seconds; `env` are variables for everything that runs inside. `secrets` are too,
-    for what is run through this object: they stay here, go along with each command, and are written down nowhere. The
-    daemon is that of `client`, or the one that `Client(url=url, token=token)` finds.
+    for what is run through this object: they stay here, go along with each command, and are written down nowhere. Other
+    code in the environment can read them while the command runs. The daemon is that of `client`, or the one that
+    `Client(url=url, token=token)` finds.
 
     `create()` raises InvalidRequest, ImageNotFound, IsolationUnavailable, LimitReached, LaunchFailed; every
     method raises DaemonUnavailable, and EnvironmentNotFound or EnvironmentEnded once it is gone.
@@ -203,7 +204,8 @@ class AsyncEnvironment:
         """Run a command in a shell whose state (directory, variables, functions) stays for the next call.
 
         Shells are told apart by name. `env` and `secrets` are variables, which stay as well; of secrets nothing but
-        the names is ever written down. A command that fails, hangs or is killed is a result, not an exception.
+        the names is ever written down, but other code in the environment can read them.
+        A command that fails, hangs or is killed is a result, not an exception.
         Output beyond `output_limit` bytes a stream is cut and flagged. Giving up on the call kills it.
         """
         return await self._execute(

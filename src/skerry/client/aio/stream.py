@@ -41,7 +41,13 @@ class AsyncStream(Wire):
             except DaemonUnavailable:
                 if not start:
                     raise
-        return cls(*await asyncio.to_thread(endpoint.connect, start))
+        connecting = asyncio.get_running_loop().run_in_executor(None, endpoint.connect, start)
+        try:
+            return cls(*await asyncio.shield(connecting))
+        except asyncio.CancelledError:
+            # The thread cannot be stopped: what it connects is closed when it comes.
+            connecting.add_done_callback(_discard)
+            raise
 
     async def recv(self, timeout: float | None = None) -> bytes:
         """What has arrived; empty at the end. Raises TimeoutError, ConnectionError."""
@@ -72,6 +78,11 @@ class AsyncStream(Wire):
                 except asyncio.CancelledError:
                     self.close()
                     raise
+
+
+def _discard(connecting: asyncio.Future[tuple[socket.socket, Tls | None]]) -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result()[0].close()
 
 
 async def blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

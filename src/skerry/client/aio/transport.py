@@ -9,7 +9,7 @@ from skerry.client import endpoint, frames, http1
 from skerry.client.aio.stream import AsyncStream
 from skerry.client.aio.websocket import AsyncWebSocket
 from skerry.client.http1 import Malformed
-from skerry.errors import DaemonUnavailable, PlatformError, from_dict
+from skerry.errors import DaemonUnavailable, PlatformError, SkerryError, from_dict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,6 +49,14 @@ class AsyncTransport:
             self._headers.append(("traceparent", trace))
         self._idle: list[AsyncStream] = []
         self._pid = os.getpid()
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        """A copy, or what a pickle becomes, has connections of its own. A pickle holds the token."""
+        return self.endpoint, self._headers
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.endpoint, self._headers = state
+        self._idle, self._pid = [], os.getpid()
 
     async def call(
         self,
@@ -105,7 +113,18 @@ class AsyncTransport:
         rest = None if body is None or isinstance(body, bytes) else body
         response = await self._exchange(method, first, rest, start)
         if response.status >= 300:
-            raise await _failure(response)
+            failure = await _failure(response)
+            undone = method in _REPEATABLE or failure.detail.get("begun") is False
+            if not isinstance(failure, DaemonUnavailable) or rest is not None or not undone:
+                try:
+                    raise failure
+                finally:
+                    del failure  # its traceback refers to this frame: a cycle would keep the connection open
+            # The daemon is stopping: the next one serves it.
+            self.close()
+            response = await self._exchange(method, first, None, start)
+            if response.status >= 300:
+                raise await _failure(response)
         return response
 
     async def websocket(self, path: str) -> AsyncWebSocket:
@@ -311,7 +330,7 @@ def _json_line(line: bytes) -> Any:
         raise Malformed(f"the daemon sent a line that is not JSON: {line[:80]!r}") from error
 
 
-async def _failure(response: AsyncResponse) -> Exception:
+async def _failure(response: AsyncResponse) -> SkerryError:
     """The error in a response with a status of 300 and more: redirects are not followed."""
     content = await response.read()
     try:

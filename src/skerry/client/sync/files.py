@@ -8,8 +8,8 @@ import posixpath
 from typing import TYPE_CHECKING, Any
 
 from skerry.client.sync.stream import blocking, blocking_iterator
-from skerry.errors import FileMissing, InvalidRequest
-from skerry.models import FileEvent, FileInfo
+from skerry.errors import FileMissing, InvalidRequest, LimitReached
+from skerry.models import FileEvent, FileInfo, LeftOut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from skerry.client.http1 import Query
     from skerry.client.sync.transport import Response, Transport
 
-    Names = list[str]
+    Copied = list[LeftOut]
+
+READ_MAX = 256 << 20
+"""Bytes that `read` and `read_bytes` hold in memory."""
 
 
 class Files:
@@ -35,11 +38,31 @@ class Files:
         self._path = f"{path}/files"
 
     def read_bytes(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """The content from `offset` on, at most `length` bytes of it."""
+        """The content from `offset` on, at most `length` bytes of it.
+
+        Raises LimitReached for more than READ_MAX (256 MiB): use `chunks`, or `download` it.
+        """
+        parts: list[bytes] = []
+        size = 0
+        for part in self.chunks(path, offset, length):
+            parts.append(part)
+            size += len(part)
+            if size > READ_MAX:
+                raise LimitReached(
+                    f"{path} has more than {READ_MAX} bytes", hint="iterate over chunks(), or download() it"
+                )
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def chunks(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+        """As `read_bytes`, piece by piece, for files of any size."""
         query: Query = {"path": path, "offset": offset or None, "length": length}
         accept = "application/octet-stream"
         response = self._transport.send("GET", f"{self._path}/read", query=query, accept=accept)
-        return response.read()
+        try:
+            for data in response:
+                yield data
+        finally:
+            response.close()
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> str:
         """As `read_bytes`, for text. Raises InvalidRequest when it is not UTF-8."""
@@ -84,10 +107,11 @@ class Files:
         """Remove a file or an empty directory; with `recursive` a directory and all below it."""
         self._transport.call("DELETE", self._path, query={"path": path, "recursive": recursive})
 
-    def upload(self, local_path: str | PathLike[str], path: str) -> None:
+    def upload(self, local_path: str | PathLike[str], path: str) -> Copied:
         """Copy a local file or directory so that it is `path` inside; a directory there is merged into.
 
-        Raises OSError when it cannot be read here.
+        Returns what was left out: FIFOs, sockets and devices, and what cannot be read in a directory. Holes of files
+        stay holes. Raises OSError when it cannot be read at all.
         """
         from skerry.client import archive
 
@@ -99,24 +123,33 @@ class Files:
             below, name = posixpath.split(path.rstrip("/"))
         if below:
             self.mkdir(below)
-        body = blocking_iterator(archive.pack(local, name))
+        left_out = archive.Notes()
+        body = blocking_iterator(archive.pack(local, name, left_out))
         self._transport.call("PUT", f"{self._path}/archive", query={"path": below or "."}, body=body)
+        return left_out.finished()
 
-    def download(self, path: str, local_path: str | PathLike[str]) -> Names:
+    def download(self, path: str, local_path: str | PathLike[str], max_bytes: int | None = None) -> Copied:
         """Copy a file or directory from inside so that it is `local_path` here; a directory is merged into.
 
-        What is inside is not trusted: nothing is written through links or outside `local_path`. Returns the
-        names that were left out: devices, and links that lead out. Raises OSError.
+        What is inside is not trusted: nothing is written through links or outside `local_path`. Returns what was left
+        out, each with the reason: what the environment's user cannot read, FIFOs, sockets, devices, and links that
+        lead out. Holes of files stay holes. Raises LimitReached for more than `max_bytes` without holes (64 GiB), or
+        two million names, and OSError.
         """
         from tempfile import TemporaryFile
 
         from skerry.client import archive
 
         contents = archive.is_contents(path)
+        most = archive.DOWNLOAD_MAX if max_bytes is None else max_bytes
         query: Query = {"path": path.rstrip("/") or "/", "contents": contents or None}
         response = self._transport.send("GET", f"{self._path}/archive", query=query)
         with blocking(TemporaryFile) as spool:
             for data in response:
+                most -= len(data)
+                if most < 0:
+                    response.close()
+                    raise archive.too_large(path)
                 blocking(spool.write, data)
             spool.seek(0)
             return blocking(archive.unpack, spool, os.fspath(local_path), contents)

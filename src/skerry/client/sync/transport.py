@@ -10,7 +10,7 @@ from skerry.client import endpoint, frames, http1
 from skerry.client.http1 import Malformed
 from skerry.client.sync.stream import Stream
 from skerry.client.sync.websocket import WebSocket
-from skerry.errors import DaemonUnavailable, PlatformError, from_dict
+from skerry.errors import DaemonUnavailable, PlatformError, SkerryError, from_dict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +50,14 @@ class Transport:
             self._headers.append(("traceparent", trace))
         self._idle: list[Stream] = []
         self._pid = os.getpid()
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        """A copy, or what a pickle becomes, has connections of its own. A pickle holds the token."""
+        return self.endpoint, self._headers
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.endpoint, self._headers = state
+        self._idle, self._pid = [], os.getpid()
 
     def call(
         self,
@@ -106,7 +114,18 @@ class Transport:
         rest = None if body is None or isinstance(body, bytes) else body
         response = self._exchange(method, first, rest, start)
         if response.status >= 300:
-            raise _failure(response)
+            failure = _failure(response)
+            undone = method in _REPEATABLE or failure.detail.get("begun") is False
+            if not isinstance(failure, DaemonUnavailable) or rest is not None or not undone:
+                try:
+                    raise failure
+                finally:
+                    del failure  # its traceback refers to this frame: a cycle would keep the connection open
+            # The daemon is stopping: the next one serves it.
+            self.close()
+            response = self._exchange(method, first, None, start)
+            if response.status >= 300:
+                raise _failure(response)
         return response
 
     def websocket(self, path: str) -> WebSocket:
@@ -308,7 +327,7 @@ def _json_line(line: bytes) -> Any:
         raise Malformed(f"the daemon sent a line that is not JSON: {line[:80]!r}") from error
 
 
-def _failure(response: Response) -> Exception:
+def _failure(response: Response) -> SkerryError:
     """The error in a response with a status of 300 and more: redirects are not followed."""
     content = response.read()
     try:
