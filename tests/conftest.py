@@ -22,7 +22,7 @@ SETTLE_SECONDS = 10.0
 def pytest_configure() -> None:
     # A run in the background or below nohup ignores these signals, and so would every program that it starts;
     # with a handler of its own it goes on as it was, and its programs begin with the default.
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
     # How long an example takes says more about the machine than about us.

@@ -208,10 +208,10 @@ def leases(history: History, *, slack: float = 0.0) -> list[str]:
                     ),
                     default=0.0,
                 )
-                idle = (
-                    max(call.begun for call in (create, *beats) if call.done < beat.begun)
-                    + create.about["idle"]
+                used = max(
+                    (call.begun for call in (create, *beats) if call.done < beat.begun), default=create.begun
                 )
+                idle = used + create.about["idle"]
                 if beat.done + slack < min(last, idle):
                     broken.append(f"refused while it had time left: {beat}")
     return broken

@@ -13,9 +13,18 @@ import pytest
 
 from skerry.errors import FileConflict, FileMissing, InvalidRequest, PathOutside
 from skerry.guest import files
-from skerry.models import FileEvent
+from skerry.guest.channel import Channel
+from skerry.models import FileEvent, FileInfo
 from tests.conformance.harness import BIG, Box, expect
 from tests.conformance.test_files import ODD_NAMES, OUTSIDE
+
+
+async def listed(channel: Channel, path: str, recursive: bool = False) -> list[FileInfo]:
+    found = await files.list_directory(channel, path, recursive)
+    assert found is not None
+    entries = list(found)
+    assert len(found) == len(entries)
+    return entries
 
 
 async def packed(box: Box, path: str, contents: bool = False) -> tarfile.TarFile:
@@ -52,7 +61,7 @@ async def test_a_directory_is_listed_by_name(box: Box) -> None:
     await box.sh(
         "mkdir -p list/sub; printf 123 >list/b; ln -s b list/a; mkfifo list/p; touch list/.hidden list/sub/deep"
     )
-    found = await files.list_directory(box.channel, "list")
+    found = await listed(box.channel, "list")
     assert [(entry.path, entry.type) for entry in found] == [
         (".hidden", "file"),
         ("a", "symlink"),
@@ -66,37 +75,35 @@ async def test_a_directory_is_listed_by_name(box: Box) -> None:
 
 async def test_a_tree_is_listed_to_its_leaves_without_following_links(box: Box) -> None:
     await box.sh("mkdir -p all/x/y all/empty; touch all/x/y/z all/f; ln -s .. all/x/up; ln -s / all/root")
-    found = await files.list_directory(box.channel, "all", recursive=True)
+    found = await listed(box.channel, "all", recursive=True)
     assert [entry.path for entry in found] == ["empty", "f", "root", "x", "x/up", "x/y", "x/y/z"]
 
 
 async def test_an_empty_directory_has_an_empty_list(box: Box) -> None:
     await box.channel.mkdir("empty")
-    assert await files.list_directory(box.channel, "empty") == []
+    assert await listed(box.channel, "empty") == []
 
 
 async def test_a_directory_with_very_many_entries_is_listed(box: Box) -> None:
     await box.sh("mkdir crowd; cd crowd; seq 3000 | xargs touch")
-    assert len(await files.list_directory(box.channel, "crowd")) == 3000
+    assert len(await listed(box.channel, "crowd")) == 3000
 
 
 async def test_odd_names_are_listed_as_they_are(box: Box) -> None:
     for name in ODD_NAMES.values():
         await box.channel.write(f"names/{name}", b"")
-    assert {entry.path for entry in await files.list_directory(box.channel, "names")} == set(
-        ODD_NAMES.values()
-    )
+    assert {entry.path for entry in await listed(box.channel, "names")} == set(ODD_NAMES.values())
 
 
 async def test_the_workspace_itself_is_listed(box: Box) -> None:
     await box.channel.write("seen", b"")
     for path in (".", box.instance.workspace_path):
-        assert "seen" in {entry.path for entry in await files.list_directory(box.channel, path)}
+        assert "seen" in {entry.path for entry in await listed(box.channel, path)}
 
 
 async def test_a_deep_tree_is_listed_and_removed(box: Box) -> None:
     await box.channel.mkdir("/".join(["deep"] * 300))
-    found = await files.list_directory(box.channel, "deep", recursive=True)
+    found = await listed(box.channel, "deep", recursive=True)
     assert len(found) == 299
     await files.remove_tree(box.channel, "deep")
     with pytest.raises(FileMissing):
@@ -130,7 +137,7 @@ async def test_removing_a_tree_takes_what_its_owner_may_not_even_read(box: Box) 
 async def test_removing_the_workspace_empties_it(box: Box) -> None:
     await box.sh("mkdir -p some/thing; touch else .hidden")
     await files.remove_tree(box.channel, ".")
-    assert await files.list_directory(box.channel, ".") == []
+    assert await listed(box.channel, ".") == []
     await box.channel.write("usable", b"")
 
 
@@ -203,7 +210,7 @@ async def test_a_tree_survives_the_way_down_and_up(box: Box) -> None:
     )
     data = b"".join([piece async for piece in files.tar(box.channel, "way", contents=True)])
     await files.untar(box.channel, "way-back", pieces(data))
-    before, after = [await files.list_directory(box.channel, path, True) for path in ("way", "way-back")]
+    before, after = [await listed(box.channel, path, True) for path in ("way", "way-back")]
     assert [(e.path, e.type, e.mode, e.target) for e in before] == [
         (e.path, e.type, e.mode, e.target) for e in after
     ]
@@ -369,7 +376,7 @@ async def test_what_cannot_be_a_path_is_the_callers_fault(box: Box, path: str) -
 async def test_a_path_that_looks_like_a_flag_is_a_path(box: Box) -> None:
     for name in ("-r", "--contents"):
         await box.channel.write(f"{name}/file", b"")
-        assert [entry.path for entry in await files.list_directory(box.channel, name)] == ["file"]
+        assert [entry.path for entry in await listed(box.channel, name)] == ["file"]
         assert f"{name}/file" in (await packed(box, name)).getnames()
         await files.remove_tree(box.channel, name)
 
@@ -475,6 +482,6 @@ async def test_several_watches_see_the_same(box: Box) -> None:
 async def test_work_on_files_and_programs_go_on_side_by_side(box: Box) -> None:
     process = await box.start("sh", "-c", "read x; echo done", stdin=True)
     await files.untar(box.channel, "beside", pieces(archive(("big", bytes(BIG)))))
-    assert len(await files.list_directory(box.channel, "beside")) == 1
+    assert len(await listed(box.channel, "beside")) == 1
     await process.write(b"\n")
     await expect(process, b"done")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from datetime import datetime
 
 import pytest
 
@@ -94,6 +95,18 @@ def test_secrets(cli: Cli, environment: str, monkeypatch: pytest.MonkeyPatch) ->
     assert "s3cr3t-value" not in exported
     code, _, err = cli("exec", "--secret", "NO_SUCH", environment, "--", "true")
     assert (code, b"NO_SUCH" in err) == (2, True)
+
+
+def test_prune(cli: Cli) -> None:
+    acme = ("--tenant", "acme", "audit")
+    cli.ok("--tenant", "acme", "rm", cli.ok("--tenant", "acme", "create"))
+    assert cli(*acme, "prune")[0] == 2
+    assert cli(*acme, "prune", "--before", "2000-01-01")[2].startswith(b"0 rows removed")
+    now = datetime.now().astimezone().isoformat()
+    told = json.loads(cli.ok(*acme, "prune", "--before", now, "--json"))
+    assert told["removed"] > 0
+    code, _, err = cli(*acme, "verify")
+    assert (code, f"of which the first {told['seq']} were pruned" in err.decode()) == (0, True)
 
 
 def test_verify(cli: Cli, environment: str) -> None:

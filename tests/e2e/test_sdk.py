@@ -166,6 +166,20 @@ def test_trees(env: skerry.Environment, tmp_path: Path) -> None:
         env.files.download("nothing", tmp_path / "nothing")
 
 
+def test_reading_into_memory_has_a_limit(env: skerry.Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skerry.client.sync.files.READ_MAX", 1 << 20)
+    env.execute("truncate -s 1T endless; head -c 1048576 /dev/zero > fits")
+    assert len(env.files.read_bytes("fits")) == 1 << 20
+    for read in (env.files.read_bytes, env.files.read):
+        with pytest.raises(skerry.LimitReached, match="endless has more than 1048576 bytes"):
+            read("endless")
+    assert len(env.files.read_bytes("endless", offset=1 << 39, length=5)) == 5
+    pieces = env.files.chunks("endless")
+    assert not any(next(pieces))
+    pieces.close()  # type: ignore[attr-defined]
+    assert env.execute("echo fine").stdout == "fine\n"
+
+
 def test_watching(env: skerry.Environment) -> None:
     with env.files.watch(".") as changes:
         env.run(["sh", "-c", "mkdir d; echo 1 > f; mv f g"])

@@ -122,9 +122,11 @@ class Daemon:
 
 
 @contextmanager
-def started(home: Path, *options: str, user: Nobody | None = None) -> Iterator[Daemon]:
+def started(
+    home: Path, *options: str, user: Nobody | None = None, module: str = "skerry.daemon"
+) -> Iterator[Daemon]:
     """A daemon that serves. At the end it is told to stop, if it still runs, and waited for."""
-    process, word = launch(home, *options, user=user)
+    process, word = launch(home, *options, user=user, module=module)
     daemon = Daemon(home, process)
     try:
         assert word == b"ready\n", word
@@ -138,10 +140,12 @@ def started(home: Path, *options: str, user: Nobody | None = None) -> Iterator[D
             process.kill()
 
 
-def launch(home: Path, *options: str, user: Nobody | None = None) -> tuple[subprocess.Popen[bytes], bytes]:
+def launch(
+    home: Path, *options: str, user: Nobody | None = None, module: str = "skerry.daemon"
+) -> tuple[subprocess.Popen[bytes], bytes]:
     """A new daemon process, this user's or another's, and its first word: `ready`, or a problem."""
     ready, tell = os.pipe()
-    arguments = ["-m", "skerry.daemon", "--home", str(home), "--ready-fd", str(tell), *options]
+    arguments = ["-m", module, "--home", str(home), "--ready-fd", str(tell), *options]
     settings = {name: value for name, value in os.environ.items() if name.startswith("SKERRY_")}
     with open(home / "daemon.log", "ab") as log:
         process = subprocess.Popen(

@@ -31,6 +31,7 @@ from skerry.egress.limits import Meter, Traffic
 from skerry.egress.proxy import Connection, Denial, Proxy, Witness
 from skerry.egress.resolver import Resolve
 from skerry.egress.rules import Rules
+from skerry.fairness import budget
 from skerry.host.interfaces import own_addresses
 from skerry.host.launcher import Helper
 from skerry.host.network import catch_all, network_of
@@ -365,7 +366,7 @@ def _proxy(agent: Agent, rules: Rules, witness: Witness, resolve: Resolve, meter
     finally:
         os.close(network)
         helper.close()
-    return Proxy(rules, sockets.tcp, sockets.udp, witness, resolve, meter)
+    return Proxy(rules, sockets.tcp, sockets.udp, witness, resolve, meter, budget().flow())
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -272,6 +273,52 @@ def test_verify_finds_what_was_done_behind_our_back(daemon: Daemon, store_url: s
     assert not found["intact"]
     assert found["broken"]["seq"] > 0
     assert found["broken"]["reason"]
+
+
+def test_prune(daemon: Daemon) -> None:
+    environment = daemon.create()
+    daemon.execute(environment, "true")
+    daemon.call("DELETE", f"/environments/{environment}")
+    before = daemon.call("GET", "/audit/verify")
+    assert before["pruned"] is None
+    assert (
+        daemon.call("POST", "/audit/prune", {"before": time.time() + 60}, expect=400)["code"]
+        == "invalid_request"
+    )
+    assert daemon.call("POST", "/audit/prune", {"before": 1000})["removed"] == 0
+    pruned = daemon.call("POST", "/audit/prune", {"before": time.time()})
+    assert pruned == {
+        "removed": before["seq"],
+        "seq": before["seq"],
+        "hash": before["hash"],
+        "unfinished": None,
+    }
+    [row] = rows(daemon)
+    assert (row["action"], row["seq"], row["detail"]["seq"]) == (
+        "audit.prune",
+        before["seq"] + 1,
+        before["seq"],
+    )
+    assert row["peer"].startswith("uid ")
+    after = daemon.call("GET", "/audit/verify")
+    assert (after["intact"], after["pruned"]) == (True, {"seq": before["seq"], "hash": before["hash"]})
+    assert daemon.call("GET", f"/audit/verify?seq={before['seq']}&hash={before['hash']}")["intact"]
+
+
+def test_only_an_admin_prunes_and_is_told_of_at_home(daemon: Daemon) -> None:
+    token = daemon.call(
+        "POST", "/tokens", {"name": "x", "tenant": "acme", "verbs": ["create", "audit"]}, expect=201
+    )
+    theirs = {"authorization": f"Bearer {token['token']}", "content-type": "application/json"}
+    body = json.dumps({"before": time.time()})
+    assert daemon.raw("POST", "/environments", "{}", theirs)[0] == 201
+    assert daemon.raw("POST", "/audit/prune", body, theirs)[0] == 403
+    for_acme = {"skerry-tenant": "acme", "content-type": "application/json"}
+    status, _, answer = daemon.raw("POST", "/audit/prune", json.dumps({"before": time.time()}), for_acme)
+    removed = json.loads(answer)["removed"]
+    assert (status, removed > 0) == (200, True)
+    [row] = rows(daemon, action="tenant.audit.prune")
+    assert (row["tenant"], row["detail"]["tenant"], row["detail"]["removed"]) == ("default", "acme", removed)
 
 
 def test_verify_with_a_row_that_was_kept_elsewhere(daemon: Daemon, store_url: str) -> None:

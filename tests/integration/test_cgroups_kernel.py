@@ -20,6 +20,7 @@ import pytest
 
 from skerry.errors import EnvironmentNotFound, PlatformError
 from skerry.host import cgroup_places, cgroups
+from skerry.host.cgroup_places import WEIGHT_PERCENT
 from skerry.host.cgroups import Cgroup, CgroupManager
 from skerry.models import Enforcement
 from skerry.policy import MIB, Limits
@@ -207,6 +208,13 @@ def test_the_cpu_quota_holds_within_five_percent(create: Create, run: Run) -> No
 
 
 # Counters
+
+
+def test_environments_together_weigh_little_where_cpu_is_short(create: Create) -> None:
+    parent = need(create(), "cpu").parent
+    weight, shares = parent / "cpu.weight", parent / "cpu.shares"
+    found = int(weight.read_text()) if weight.exists() else int(shares.read_text()) * 100 // 1024
+    assert found in (WEIGHT_PERCENT, WEIGHT_PERCENT - 1)  # shares are rounded
 
 
 def test_usage_is_what_the_processes_inside_used(create: Create, run: Run) -> None:

@@ -84,3 +84,26 @@ def test_a_home_that_is_full_is_named(home: Path, monkeypatch: pytest.MonkeyPatc
     found = checks(doctor.run(Home(str(home))))
     assert found["home"]["status"] == "warning"
     assert "1.0 MiB" in found["home"]["found"]
+
+
+@pytest.mark.parametrize("rootful", [True, False])
+def test_too_small_sysctls_come_with_the_values_that_are_needed(
+    rootful: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if rootful else 1000)
+    values = {"fs.inotify.max_user_instances": 100, "kernel.pty.reserve": 0}
+    monkeypatch.setattr(doctor, "_sysctl", lambda name: values.get(name, 1 << 40))
+    monkeypatch.setattr(os, "sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 1 << 21)  # 8 GiB
+    found = doctor._kernel_limits()
+    if rootful:  # each environment has the host's limit for itself
+        assert found.status == "ok"
+    else:
+        assert found.status == "warning"
+        assert "fs.inotify.max_user_instances is 100" in found.found
+        assert found.fix == "sysctl fs.inotify.max_user_instances=512"
+
+
+def test_the_sysctls_of_this_machine_are_read() -> None:
+    for name in doctor._wanted_sysctls(1, rootful=True):
+        assert doctor._sysctl(name) is not None, name
+    assert doctor._sysctl("kernel.no_such_setting") is None

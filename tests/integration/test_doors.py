@@ -25,10 +25,12 @@ from starlette.types import Receive, Scope, Send
 from skerry.daemon import doors
 from skerry.daemon.connections import Patience
 from skerry.daemon.doors import Door, TcpDoor, UnixDoor
+from skerry.daemon.http import answers
 from skerry.daemon.listening import open_doors
-from skerry.daemon.peers import CUT, cut_of, peer_of
+from skerry.daemon.peers import CUT, cut_of, peer_of, take_share
 from skerry.daemon.server import Server
 from skerry.errors import InvalidRequest
+from skerry.manager.room import Room
 from tests import certificates
 from tests.support import require
 
@@ -42,7 +44,8 @@ UPGRADE += "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """`/stream` never ends, `/cut` ends its connection, everything else says who is there and what came."""
+    """`/stream` never ends, `/cut` ends its connection, `/held` is large and held in memory, `/tenant/NAME` counts for
+    a tenant, everything else says who is there and what came."""
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.accept"})
@@ -50,6 +53,13 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
             cut_of(scope)()
         while (await receive())["type"] != "websocket.disconnect":
             pass
+        return
+    if scope["path"] == "/held":
+        await answers.reply({"held": "x" * (8 << 20)})(scope, receive, send)
+        return
+    if scope["path"].startswith("/tenant/"):
+        got = take_share(scope, scope["path"].removeprefix("/tenant/"))
+        await answer(send, json.dumps({"got": got}).encode())
         return
     if scope["path"] == "/early":
         await answer(send, b"{}")
@@ -99,14 +109,18 @@ class House:
         self._path = path
         self._guests: list[StreamWriter] = []
 
-    async def connect(self, *, handshake: bool = True) -> tuple[StreamReader, StreamWriter]:
+    async def connect(
+        self, *, handshake: bool = True, from_address: str = "127.0.0.1"
+    ) -> tuple[StreamReader, StreamWriter]:
         if self.kind == "unix":
             reader, writer = await asyncio.open_unix_connection(self._path)
         else:
             context = None
             if self.kind == "tls" and handshake:
                 context = ssl.create_default_context(cafile=certificates.make().ca)
-            reader, writer = await asyncio.open_connection(*self.door.sock.getsockname()[:2], ssl=context)
+            reader, writer = await asyncio.open_connection(
+                *self.door.sock.getsockname()[:2], ssl=context, local_addr=(from_address, 0)
+            )
         self._guests.append(writer)
         return reader, writer
 
@@ -374,7 +388,7 @@ async def test_an_idle_connection_is_not_kept_for_ever(kind: str) -> None:
 @in_loop
 async def test_a_full_house(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doors, "RESERVE", 2)
-    async with house(kind, most=3) as there:
+    async with house(kind, most=3 if kind == "unix" else 6) as there:  # an address has half of it
         inside = [await there.say("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n") for _ in range(3)]
         for reader, _ in inside:
             assert (await response(reader))[0] == 200
@@ -391,12 +405,75 @@ async def test_a_full_house(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
             await close(writer)
 
 
+@pytest.mark.parametrize("kind", ["tcp", "tls"])
+@in_loop
+async def test_one_address_cannot_take_all_connections(kind: str) -> None:
+    async with house(kind, most=8) as there:
+        inside = [await there.connect() for _ in range(4)]
+        status, body = await there.ask()
+        assert (status, body["message"]) == (503, "too many connections from 127.0.0.1")
+        for _ in range(2):
+            inside.append(await there.connect(from_address="127.0.0.2"))
+        reader, writer = inside[-1]
+        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await response(reader))[0] == 200
+        for _, writer in inside:
+            await close(writer)
+        while (await there.ask())[0] != 200:  # noqa: ASYNC110 (nothing here tells when the server has heard of it)
+            await asyncio.sleep(0.01)
+
+
+@each_door
+@in_loop
+async def test_one_tenant_cannot_take_all_connections(kind: str) -> None:
+    async with house(kind, most=16) as there:  # 8 for one address
+
+        async def of(tenant: str) -> tuple[bool, StreamReader, StreamWriter]:
+            reader, writer = await there.say(f"GET /tenant/{tenant} HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            return (await response(reader))[1]["got"], reader, writer
+
+        there.door._tenants = Room(4)
+        first = [await of("a") for _ in range(2)]
+        assert all(got for got, _, _ in first)
+        refused = await of("a")
+        other = await of("b")
+        assert (refused[0], other[0]) == (False, True)
+        # A connection counts for the tenant of its last request, and for none when it has ended.
+        _, reader, writer = other
+        writer.write(b"GET /tenant/c HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await response(reader))[1]["got"]
+        assert dict(there.door._tenants._taken) == {"a": 2, "c": 1}
+        writer.write(f"GET / HTTP/1.1\r\nhost: localhost\r\n{UPGRADE}\r\n".encode())
+        assert b" 101 " in await reader.readline()
+        for _, _, writer in (*first, refused, other):
+            await close(writer)
+        while there.door._tenants.taken:  # noqa: ASYNC110 (as above)
+            await asyncio.sleep(0.01)
+
+
+@each_door
+@in_loop
+async def test_held_answer_that_nobody_reads_is_given_up(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "UNREAD_SECONDS", 0.3)
+    async with house(kind) as there:
+        _, writer = await there.say("GET /held HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        while there.server.server_state.connections:  # noqa: ASYNC110 (as above)
+            await asyncio.sleep(0.01)
+        await close(writer)
+        reader, writer = await there.say("GET /held HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        size = 0
+        while size < 8 << 20:  # a slow reader gets all of it
+            size += len(await reader.readexactly(1 << 20))
+            await asyncio.sleep(0.05)
+        await close(writer)
+
+
 @pytest.mark.parametrize("kind", ["tls"])
 @in_loop
 async def test_handshakes_count(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that never speaks TLS takes a descriptor like any other."""
     monkeypatch.setattr(doors, "RESERVE", 0)
-    async with house(kind, Patience(handshake=0.4), most=3) as there:
+    async with house(kind, Patience(handshake=0.4), most=6) as there:
         slow = [await there.connect(handshake=False) for _ in range(3)]
         with pytest.raises(ConnectionError):
             await there.ask()
@@ -481,6 +558,24 @@ REFUSED = [
     ("host: evil.example\r\n", 403),
     ("host: 127.0.0.1.evil.example\r\n", 403),
     ("host: [::2]:80\r\n", 403),
+    ("host: [::1]evil.example\r\n", 400),
+    ("host: [::1]:80:80\r\n", 400),
+    ("host: [::1\r\n", 400),
+    ("host: [::1%lo]\r\n", 400),
+    ("host: localhost:80@evil.example\r\n", 400),
+    ("host: evil.example@localhost\r\n", 400),
+    ("host: localhost:\r\n", 400),
+    ("host: localhost:0\r\n", 400),
+    ("host: localhost:65536\r\n", 400),
+    ("host: localhost:8o\r\n", 400),
+    ("host: localhost:-1\r\n", 400),
+    ("host: localhost:\N{FULLWIDTH DIGIT EIGHT}0\r\n", 400),
+    ("host: localhost evil.example\r\n", 400),
+    ("host: localhost,evil.example\r\n", 400),
+    ("host: localhost/evil\r\n", 400),
+    ("host: localhost\0.evil.example\r\n", 400),
+    ("host: localhost..\r\n", 403),
+    ("host: .\r\n", 403),
     ("host: localhost\r\norigin: null\r\n", 403),
     ("host: localhost\r\norigin: http://evil.example\r\n", 403),
     ("host: localhost:80\r\norigin: http://localhost:81\r\n", 403),
@@ -512,6 +607,24 @@ async def test_names_and_pages(kind: str) -> None:
             reader, writer = await there.say(f"GET / HTTP/1.1\r\n{upgrade}\r\n")
             assert b" 101 " in await reader.readline()
             await close(writer)
+
+
+TARGETS = [
+    ("http://evil.example/", 400),
+    ("http://localhost@evil.example/", 400),
+    ("http://evil.example@localhost/", 400),
+    ("http://localhost:80/", 400),
+    ("HTTP://LOCALHOST/", 200),
+    ("http://localhost/", 200),
+    ("/http://evil.example/", 200),
+]
+
+
+@in_loop
+async def test_absolute_target_must_name_the_host_of_the_header() -> None:
+    async with house("tcp") as there:
+        for target, status in TARGETS:
+            assert (await there.ask(target))[0] == status, target
 
 
 @in_loop

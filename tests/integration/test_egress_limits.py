@@ -21,6 +21,7 @@ from skerry.egress import proxy as proxies
 from skerry.egress.addresses import Address
 from skerry.egress.limits import BUFFER_MAX, FREE_BUFFERS, SURPLUS_MAX, Traffic, everybody
 from skerry.egress.proxy import DENIALS_MAX, TOLD_AT_ONCE
+from skerry.fairness import Budget
 from skerry.policy import Limits
 from tests import support
 from tests.integration.egress_world import OK, SILENT, World, in_a_network_of_its_own, world
@@ -438,7 +439,7 @@ def test_names_that_take_for_ever_hold_up_their_own_environment_alone() -> None:
             it.proxy._resolver._resolve = resolve
             for number in range(300):
                 assert await it.query(question(f"n{number}.example"), timeout=0.001) is None
-            assert under_way == resolver.RESOLVING_MAX
+            assert under_way == resolver.RESOLVING_FIRST
             assert len(it.proxy._queries) == proxies.QUERIES_MAX
 
     in_a_network_of_its_own(main)
@@ -505,3 +506,62 @@ def test_what_comes_too_often_stays_in_the_kernel() -> None:
             assert itself[1] <= before[1], "nothing of it is remembered"
 
     in_a_network_of_its_own(main)
+
+
+FLOODS = {
+    "connections": "kept['held'] = [socket.create_connection(('9.9.9.9', 22), 10) for _ in range(100)]",
+    "queries": (
+        "with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:\n"
+        f"    for _ in range(40): s.sendto({question('n.example')!r}, ('9.9.9.9', 53))"
+    ),
+    "bytes": (
+        "s = kept['s'] = socket.create_connection(('9.9.9.9', 22), 10)\n"
+        "s.settimeout(1)\n"
+        "try: s.sendall(bytes(30_000_000))\n"
+        "except TimeoutError: pass"
+    ),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_flood_waits_for_the_environments_share_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch, flood: str
+) -> None:
+    """With next to no share, what comes stays in the kernel."""
+    monkeypatch.setattr(proxies, "AT_ONCE", 8)
+    taken = 0
+
+    async def main() -> None:
+        async with world("public", names=NAMES) as it:
+            it.server = swallow
+            budget = Budget(share=1e-6)
+            flow, other = budget.flow("flooder"), budget.flow("neighbour")
+            it.proxy._pace._flow = flow
+
+            def counted(work: Any) -> Any:
+                def call(*arguments: Any) -> Any:
+                    nonlocal taken
+                    taken += 1
+                    other.spend(0.0)  # somebody else is at work, too
+                    flow.spend(0.0005)  # as on a slow machine
+                    return work(*arguments)
+
+                return call
+
+            proxy: Any = it.proxy
+            if flood == "connections":
+                proxy._take = counted(proxy._take)
+            elif flood == "queries":
+                proxy._take_query = counted(proxy._take_query)
+            else:
+                proxy._pace.passed_on = counted(proxy._pace.passed_on)
+            await it.run(FLOODS[flood])
+            for _ in range(200):  # turns of the loop, in which it could take everything
+                await asyncio.sleep(0)
+
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1 << 20):
+            pass
+
+    in_a_network_of_its_own(main)
+    assert taken < 20

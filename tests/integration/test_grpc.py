@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import socket
 import subprocess
 import sys
@@ -364,7 +365,10 @@ async def audit_rpcs(client: Client, environment_id: str) -> None:
     found = [row async for row in rows]
     assert {row.action for row in found} >= {"execution", "file.write"}
     assert all(row.peer.startswith("127.0.0.1:") and row.token for row in found)
+    pruned = await client.PruneAudit(audit_pb2.PruneAuditRequest(before=1000))
+    assert (pruned.removed, pruned.HasField("unfinished")) == (0, False)
     verdict = await client.VerifyAudit(audit_pb2.VerifyAuditRequest())
+    assert not verdict.HasField("pruned")
     assert verdict.intact
     assert not verdict.HasField("broken")
 
@@ -569,18 +573,18 @@ def test_a_create_can_be_repeated(served: Served) -> None:
     served.run(use)
 
 
-def test_health_and_reflection_need_no_token(served: Served) -> None:
+def test_health_needs_no_token_and_reflection_one(served: Served) -> None:
     async def use(client: Client) -> None:
         health: Any = health_pb2_grpc.HealthStub(client.channel)
         for service in ("", "skerry.v1.Executions"):
             answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        with pytest.raises(grpc.aio.AioRpcError, match="NOT_FOUND"):
-            await health.Check(health_pb2.HealthCheckRequest(service="none"))
         stub: Any = reflection_pb2_grpc.ServerReflectionStub
         asking = stub(client.channel).ServerReflectionInfo
         ask = [reflection_pb2.ServerReflectionRequest(list_services="")]
-        (answer,) = [answer async for answer in asking(iter(ask))]
+        # Nothing is sent: a client whose message meets the refusal may tell of its own failure instead.
+        assert await asking().code() == grpc.StatusCode.UNAUTHENTICATED
+        (answer,) = [answer async for answer in asking(iter(ask), metadata=client.metadata)]
         names = {service.name for service in answer.list_services_response.service}
         assert names == {service.full_name for service in SERVICES} | {
             "grpc.health.v1.Health",
@@ -610,6 +614,17 @@ def test_tls() -> None:
                 ) as channel:
                     with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
                         await Client(channel).Health(daemon_pb2.HealthRequest())
+
+        asyncio.run(main())
+
+
+def test_port_zero_is_announced_as_the_port_that_was_chosen(home: Path) -> None:
+    with started(home, "--backend", "fake", "--foreground", "--grpc", "127.0.0.1:0"):
+        (address,) = re.findall(r"listening on grpc://(\S+)", (home / "daemon.log").read_text())
+
+        async def main() -> None:
+            async with grpc.aio.insecure_channel(address) as channel:
+                assert (await Client(channel).Health(daemon_pb2.HealthRequest())).status == "ok"
 
         asyncio.run(main())
 
@@ -655,3 +670,20 @@ def test_the_example_in_the_documentation(served: Served) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=SECONDS, check=True
     )
     assert done.stdout == "b'hello\\n' 0\nb'1\\n2\\n3\\n'\n0\n"
+
+
+def test_canceled_write_leaves_the_old_content(served: Served) -> None:
+    async def use(client: Client, environment: str) -> None:
+        here: dict[str, Any] = {"environment_id": environment, "path": "file"}
+        await client.WriteFile(pieces(files_pb2.WriteFileRequest, b"old" * 1000, **here))
+        call = client.WriteFile()
+        await call.write(files_pb2.WriteFileRequest(**here))
+        for _ in range(5):
+            await call.write(files_pb2.WriteFileRequest(data=bytes(1 << 20)))
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        found = [chunk.data async for chunk in client.ReadFile(files_pb2.ReadFileRequest(**here))]
+        assert b"".join(found) == b"old" * 1000
+
+    served.run_in_environment(use)

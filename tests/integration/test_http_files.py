@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.integration.daemon import Daemon
+from tests.integration.daemon import Connection, Daemon
 
 OCTETS = {"content-type": "application/octet-stream"}
 
@@ -210,3 +210,20 @@ def test_a_watch_tells_what_changes(daemon: Daemon, environment: str) -> None:
 
 def processes(daemon: Daemon, environment: str) -> int:
     return int(daemon.execute(environment, "set -- /proc/[0-9]*; echo $#")["stdout"])
+
+
+@pytest.mark.parametrize("old", [b"", b"old" * 100_000])
+def test_broken_off_upload_leaves_the_old_content(daemon: Daemon, environment: str, old: bytes) -> None:
+    write(daemon, environment, old, path="kept/file")
+    for path in ("kept/file", "kept/fresh"):
+        connection = Connection(daemon.socket)
+        connection.putrequest("POST", at(environment, "/write", path=path))
+        for name, value in (*OCTETS.items(), ("content-length", "10000000")):
+            connection.putheader(name, value)
+        connection.endheaders()
+        connection.send(b"new" * 1_000_000)
+        connection.close()
+        # The daemon notices it in its own time; a request for the same file comes behind.
+        names = daemon.execute(environment, "ls -A kept")["stdout"].split()
+        assert names == ["file"]
+        assert read(daemon, environment, path="kept/file") == old

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from skerry.errors import ImageBuildFailed
+from skerry.host import uids
 from skerry.images import store as store_module
 from skerry.images.build import build
 from skerry.images.definition import Definition, find
@@ -138,6 +139,25 @@ def test_a_failing_command_leaves_nothing(tmp_path: Path) -> None:
     ]
 
 
+def test_scripts_of_packages_are_nobody_on_the_host(tmp_path: Path) -> None:
+    """What the definition runs, and what packages run, is root of a user namespace with ids of its own."""
+    require("mmdebstrap")
+    command = (
+        "cat /proc/self/uid_map /proc/self/gid_map > /ids; touch /dev/mem 2>/dev/null; echo $? > /denied"
+    )
+    image = build(minimal(("sh", "-c", command)), ImageStore(tmp_path))
+    assert image.rootfs is not None
+    for line in (image.rootfs / "ids").read_text().splitlines():
+        inside, outside, count = map(int, line.split())
+        assert (inside, count) == (0, 65536)
+        assert outside >= uids.FIRST
+    assert not [
+        name
+        for name in os.listdir(uids.DIRECTORY)
+        if os.readlink(f"{uids.DIRECTORY}/{name}").startswith(f"{os.getpid()} ")
+    ]
+
+
 _BUILD = """
 import sys
 from pathlib import Path
@@ -153,11 +173,13 @@ build(Definition("x", "", "bookworm", (), (), {}), ImageStore(Path(sys.argv[1]))
 
 
 def at_work_in(folder: Path) -> list[int]:
-    """Descriptors of the processes that build there."""
+    """Descriptors of the processes that build there: they see a directory of it as /var/tmp."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
+    for path in Path("/proc").glob("[0-9]*/mountinfo"):
         with suppress(OSError):
-            if b"TMPDIR=" + bytes(folder) in path.read_bytes():
+            if any(
+                f"{folder.name}/" in line and " /var/tmp " in line for line in path.read_text().splitlines()
+            ):
                 found.append(os.pidfd_open(int(path.parent.name)))
     assert found
     return found

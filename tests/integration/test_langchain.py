@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import copy
 import json
 import logging
+import pickle
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from skerry.tools.langchain import (
 from tests import support
 from tests.integration.daemon import Daemon, started
 from tests.integration.mirrors import with_python_packages
+from tests.integration.test_mcp import PNG
 
 
 class Script(BaseChatModel):
@@ -146,6 +150,45 @@ def test_a_toolkit_of_an_environment_that_is_awaited(client: skerry.Client) -> N
             # Commands of one shell queue up: this one runs when the other is gone.
             found = json.loads(await tool.ainvoke({"command": "pgrep -f 'sleep 60[1]' || echo gone"}))
             assert found["stdout"] == "gone\n"
+
+    asyncio.run(main())
+
+
+def test_a_figure_reaches_the_model(client: skerry.Client) -> None:
+    shows = f"class P:\n    def _repr_png_(self): return {PNG!r}\nprint('drawn')\ndisplay(P())\n"
+    picture = {"type": "image", "base64": base64.b64encode(PNG).decode(), "mime_type": "image/png"}
+    with skerry.Environment(client=client) as env:
+        tools = {tool.name: tool for tool in EnvironmentToolkit(environment=env).get_tools()}
+        for code, status in ((shows, "success"), (shows + "1 / 0", "error")):
+            call = {"name": "python_execute", "args": {"code": code}, "id": "1", "type": "tool_call"}
+            message = tools["python_execute"].invoke(call)
+            text, block = message.content
+            assert (message.status, block) == (status, picture)
+            assert "drawn" in text["text"]
+
+
+def test_a_tool_of_a_toolkit_can_be_copied(client: skerry.Client) -> None:
+    ways: list[Callable[[BaseTool], BaseTool]] = [
+        copy.copy,
+        copy.deepcopy,
+        lambda tool: tool.model_copy(),
+        lambda tool: tool.model_copy(deep=True),
+        lambda tool: pickle.loads(pickle.dumps(tool)),
+    ]
+    with skerry.Environment(client=client) as env:
+        tool = EnvironmentToolkit(environment=env).get_tools()[0]
+        tool.invoke({"command": "x=kept"})
+        for way in ways:
+            assert json.loads(way(tool).invoke({"command": "echo $x"}))["stdout"] == "kept\n"
+
+
+def test_an_awaited_tool_can_be_copied(client: skerry.Client) -> None:
+    async def main() -> None:
+        async with skerry.AsyncEnvironment() as env:
+            tool = EnvironmentToolkit(environment=env).get_tools()[0]
+            await tool.ainvoke({"command": "x=kept"})
+            for other in (copy.deepcopy(tool), pickle.loads(pickle.dumps(tool))):
+                assert json.loads(await other.ainvoke({"command": "echo $x"}))["stdout"] == "kept\n"
 
     asyncio.run(main())
 

@@ -399,6 +399,7 @@ def test_without_cgroups_rlimits_bite_and_the_report_says_what_does_not(as_nobod
         "memory",
         "swap",
         "pids",
+        "user_limits",
     }
     for name in ("cpu", "memory", "swap", "pids"):
         assert "delegat" in reported[name]["by"]

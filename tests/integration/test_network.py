@@ -16,6 +16,7 @@ import pytest
 from skerry.client.sync.client import Client
 from skerry.client.sync.environment import Environment
 from skerry.errors import InvalidRequest, SkerryError
+from skerry.manager.network import ONE_BY_ONE
 from tests import certificates, support
 from tests.integration import networks
 from tests.integration.daemon import Daemon, started
@@ -76,6 +77,30 @@ def test_exactly_what_was_allowed(user: support.Nobody | None) -> None:
         }
         assert told["result", "completed", "example.com"]["address"] == PUBLIC
         assert rows[1]["detail"]["received_bytes"] > 6
+
+
+@contained
+def test_a_flood_of_connections_does_not_fill_the_audit(user: support.Nobody | None) -> None:
+    code = (
+        "import socket\n"
+        "for _ in range(200):\n"
+        "    with socket.create_connection(('example.com', 80), 30) as s:\n"
+        "        s.sendall(b'GET / HTTP/1.1\\r\\nhost: example.com\\r\\nconnection: close\\r\\n\\r\\n')\n"
+        "        while s.recv(4096): pass\n"
+    )
+    with world(user) as (outside, daemon, client):
+        with Environment(client=client, allow=["example.com"]) as env:
+            assert env.run(["python3", "-c", code]).ok
+        assert len(outside.arrived) == 200
+        lines = daemon.raw("GET", "/audit?action=network.connect&kind=result")[2].splitlines()
+        rows = [json.loads(line)["detail"] for line in lines]
+        assert len(rows) <= 2 * (ONE_BY_ONE + 1)  # or a minute has passed meanwhile
+        assert sum(row.get("connections", 1) for row in rows) == 200
+        assert all(row["received_bytes"] > 6 for row in rows)
+        caused = client.quota("default")["caused"]
+        assert caused["connections"] == 200
+        assert caused["network_received_bytes"] == sum(row["received_bytes"] for row in rows)
+        assert rows[-1]["places"] == {"example.com:80": rows[-1]["connections"]}
 
 
 @pytest.mark.requirement("R33")

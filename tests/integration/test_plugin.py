@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ from skerry.tools.infrastructure import (
     traceparent,
 )
 from skerry.tools.plugin import PythonInterpreterTool
+from skerry.tools.results import FIELD_MAX
 from tests import support
 from tests.integration.daemon import Daemon, started
 from tests.integration.shelves import Shelves
@@ -108,7 +110,7 @@ def test_it_is_small_and_knows_of_no_daemon() -> None:
     assert len(source.splitlines()) < 72
     modules = [node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
     ours = {str(module) for module in modules if str(module).startswith("skerry")}
-    tools = {f"skerry.tools.{name}" for name in ("arguments", "infrastructure", "table")}
+    tools = {f"skerry.tools.{name}" for name in ("arguments", "infrastructure", "results", "table")}
     assert ours == {"skerry.errors", *tools}
 
 
@@ -151,12 +153,13 @@ def test_requests_and_results_have_the_documented_fields() -> None:
         assert await tool.execute(AGENT, {"code": "0"}) == {
             "success": True,
             "output": "o",
-            "metadata": {"executionTime": 5, "memoryUsage": 7},
+            "metadata": {"executionTime": 5, "memoryUsage": 7, "stderr": "e"},
         }
         assert await tool.execute(AGENT, {"code": "3", "requirements": ["a", "b==1"]}) == {
             "success": False,
             "output": "e",
             "error": "Execution failed with non-zero exit code",
+            "metadata": {"stdout": "o"},
         }
         assert await tool.execute(AGENT, {"code": "fall", "requirements": None}) == {
             "success": False,
@@ -174,6 +177,46 @@ def test_requests_and_results_have_the_documented_fields() -> None:
             result = await tool.execute(AGENT, junk)
             assert (result["success"], result["output"]) == (False, None)
             assert result["error"].startswith("Invalid parameters: ")
+
+    asyncio.run(main())
+
+
+@pytest.mark.requirement("R13", "R14", "R15")
+def test_nothing_but_the_promised_fields_where_nothing_else_was_written() -> None:
+    class Silent:
+        async def runCode(self, request: dict[str, Any]) -> dict[str, Any]:
+            code = int(request["code"])
+            texts = {"stdout": "" if code else "o", "stderr": "e" if code else ""}
+            return {"exitCode": code, **texts, "durationMs": 5, "memoryUsage": 7}
+
+    async def main() -> None:
+        tool = await tool_for(Silent())
+        metadata = {"executionTime": 5, "memoryUsage": 7}
+        assert await tool.execute(AGENT, {"code": "0"}) == {
+            "success": True,
+            "output": "o",
+            "metadata": metadata,
+        }
+        error = "Execution failed with non-zero exit code"
+        assert await tool.execute(AGENT, {"code": "1"}) == {"success": False, "output": "e", "error": error}
+
+    asyncio.run(main())
+
+
+def test_the_plugins_results_are_bounded_as_sent() -> None:
+    class Flood:
+        async def runCode(self, request: dict[str, Any]) -> dict[str, Any]:
+            if request["code"] == "raise":
+                raise DaemonUnavailable("\0" * 100_000)
+            text = "\0" * 100_000
+            return {"exitCode": 1, "stdout": text, "stderr": text, "durationMs": 5, "memoryUsage": 7}
+
+    async def main() -> None:
+        tool = await tool_for(Flood())
+        for code in ("1", "raise"):
+            result = await tool.execute(AGENT, {"code": code})
+            assert len(json.dumps(result)) < 2 * FIELD_MAX + 1000
+            assert "characters cut" in json.dumps(result)
 
     asyncio.run(main())
 
@@ -208,6 +251,17 @@ def test_a_session_is_the_same_by_every_door(world: World) -> None:
 
 
 @pytest.mark.parametrize("door", DOORS)
+def test_concurrent_first_calls_of_a_session_wait_for_its_environment(door: str, world: World) -> None:
+    async def body(manager: SandboxManager) -> None:
+        for number in range(3):
+            calls = [manager.runCode(request("print(1)", sessionId=f"new-{number}")) for _ in range(8)]
+            assert [each["stdout"] for each in await asyncio.gather(*calls)] == ["1\n"] * 8
+        assert len(world.daemon.call("GET", "/environments")["environments"]) == 3
+
+    world.run(door, body)
+
+
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.requirement("R7", "R12")
 def test_the_result_of_the_service(door: str, world: World) -> None:
     async def body(manager: SandboxManager) -> None:
@@ -234,6 +288,23 @@ def test_the_result_of_the_service(door: str, world: World) -> None:
         ):
             with pytest.raises(InvalidRequest, match=words):
                 await manager.runCode(wrong)
+
+    world.run(door, body)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.requirement("R7")
+def test_code_cannot_forge_the_runtime_that_is_reported(door: str, world: World) -> None:
+    async def body(manager: SandboxManager) -> None:
+        honest = (await manager.runCode(request("pass")))["runtime"]
+        forge = (
+            "import builtins, os, sys\n"
+            "sys.version_info = (9, 9, 9)\n"
+            "builtins.__import__ = lambda *_: type('m', (), {'write': lambda *a: os.write(1, b'9.9.9')})"
+        )
+        await manager.runCode(request(forge))
+        async with world.manager(door) as fresh:
+            assert (await fresh.runCode(request("pass")))["runtime"] == honest != "python:unknown"
 
     world.run(door, body)
 

@@ -68,7 +68,8 @@ def seen_inside(daemon: Daemon, environment: str) -> dict[str, Any]:
     """All that is told of an environment and that it sees itself, but for what is its own."""
     info = daemon.call("GET", f"/environments/{environment}")
     usual = ("state", "image", "image_digest", "isolation", "backend", "lifetime", "idle", "workspace")
-    enforced = {(row["name"], row["enforced"], row["value"], row["by"]) for row in info["enforced"]}
+    rows = [row | {"value": "an id"} if row["name"] == "user_limits" else row for row in info["enforced"]]
+    enforced = {(row["name"], row["enforced"], row["value"], row["by"]) for row in rows}
     script = (
         "id; pwd; env | grep -v ^HOME= | sort; ulimit -a; ls -la /workspace /tmp | grep -v total | cut -c1-10; "
         "grep -E '^(Cap|NoNewPrivs|Seccomp|Groups)' /proc/self/status; cut -d' ' -f2,3 /proc/self/mounts | sort"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import os
@@ -19,6 +20,7 @@ from skerry.store import Store
 from tests import postgres, support
 from tests.integration.daemon import Daemon, started
 
+KEPT = {"command": "echo $state"}
 COUNTER = "i=0; while :; do i=$((i + 1)); echo n$i; sleep 0.05; done"
 
 
@@ -150,6 +152,42 @@ def test_an_environment_that_died_meanwhile_is_told(home: Path, options: tuple[s
         assert listed(daemon) == {}
         assert reason(daemon, environment).startswith("lost while no daemon ran")
         assert not (home / "instances" / environment).exists()
+
+
+def test_hung_guest_delays_no_other_environment(home: Path, options: tuple[str, ...]) -> None:
+    """The daemon serves while one takeover goes on; when that guest answers, its environment is as it was."""
+    with started(home, *options) as daemon:
+        healthy, hung = daemon.create(), daemon.create()
+        daemon.execute(hung, "state=kept")
+        pid = int(os.readlink(home / "instances" / hung / "process").split()[0])
+        daemon.kill()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with started(home, *options) as daemon:
+            assert daemon.execute(healthy, "echo here")["stdout"] == "here\n"
+            # Were it waited for, it would have ended before the daemon served.
+            assert listed(daemon).keys() == {healthy, hung}
+            answer = daemon.call("POST", f"/environments/{hung}/execute", {"command": "true"}, expect=503)
+            assert (answer["code"], answer["retryable"]) == ("daemon_unavailable", True)
+            os.kill(pid, signal.SIGCONT)
+            while (answer := daemon.raw("POST", f"/environments/{hung}/execute", KEPT))[0] == 503:
+                pass
+            assert json.loads(answer[2])["stdout"] == "kept\n"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_environment_can_be_deleted_while_its_takeover_hangs(home: Path, options: tuple[str, ...]) -> None:
+    with started(home, *options) as daemon:
+        hung = daemon.create()
+        pid = int(os.readlink(home / "instances" / hung / "process").split()[0])
+        daemon.kill()
+    os.kill(pid, signal.SIGSTOP)
+    with started(home, *options) as daemon:
+        daemon.call("DELETE", f"/environments/{hung}")
+        assert listed(daemon) == {}
+        assert not (home / "instances" / hung).exists()
 
 
 def test_a_restart_of_the_host_is_noticed(home: Path, options: tuple[str, ...]) -> None:

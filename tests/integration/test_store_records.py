@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -91,6 +92,24 @@ def test_a_state_changes_only_from_where_it_is_and_by_its_host(store_url: str) -
         )
         with pytest.raises(TypeError, match="tenant"):
             await change(store, ["ended"], None, tenant="stolen")
+
+    on(store_url, test)
+
+
+def test_no_row_goes_back_to_an_earlier_state(store_url: str) -> None:
+    order = [State.CREATING, State.RUNNING, State.DELETING, State.ENDED]
+
+    async def test(store: Store) -> None:
+        for was in order:
+            for to in order:
+                one = record(state=str(was))
+                await insert(store, one)
+                change = partial(environments.change, environment_id=one.id, host="h", states=order, to=to)
+                moved = await store.write(change)
+                found = await store.read(partial(environments.get, environment_id=one.id))
+                assert found is not None
+                forwards = order.index(to) >= order.index(was) and was != State.ENDED
+                assert (moved, found.state) == (forwards, to if forwards else was)
 
     on(store_url, test)
 
@@ -338,10 +357,10 @@ def test_the_digest_of_another_token_opens_nothing(store_url: str) -> None:
 
 def test_a_quota_holds_with_two_daemons_creating(store_url: str) -> None:
     async def create(store: Store) -> None:
-        one = record(cpus=0.1, memory=1 << 20)
+        one = record(cpus=0.1, memory=1 << 20, disk=1 << 30)
 
         def work(tx: Any) -> None:
-            quotas.check(tx, "t", cpus=one.cpus, memory=one.memory)
+            quotas.check(tx, "t", cpus=one.cpus, memory=one.memory, disk=one.disk)
             time.sleep(0.002)  # where the other daemon would slip in
             environments.insert(tx, one)
 
@@ -357,14 +376,68 @@ def test_a_quota_holds_with_two_daemons_creating(store_url: str) -> None:
         assert made.count(None) == 4
         assert all(isinstance(error, QuotaExceeded) for error in made if error is not None)
         used = await store.read(lambda tx: quotas.in_use(tx, "t"))
-        assert (used.environments, used.memory) == (5, 5 << 20)
+        assert (used.environments, used.memory, used.disk) == (5, 5 << 20, 5 << 30)
         assert await store.read(lambda tx: quotas.get(tx, "t")) == Quota(tenant="t", environments=5, cpus=0.5)
         assert await store.read(lambda tx: quotas.get(tx, "u")) == Quota(tenant="u")
         for what, quota in {
-            "cpus": Quota(tenant="t", cpus=0.55), "memory": Quota(tenant="t", memory=6 << 20 - 1)
+            "cpus": Quota(tenant="t", cpus=0.55), "memory": Quota(tenant="t", memory=6 << 20 - 1),
+            "disk": Quota(tenant="t", disk=(6 << 30) - 1),
         }.items():  # fmt: skip
             await store.write(lambda tx, quota=quota: quotas.put(tx, quota))  # type: ignore[misc]
             with pytest.raises(QuotaExceeded, match=what):
                 await create(store)
+
+    on(store_url, test)
+
+
+def test_what_is_kept_on_disk_counts_and_gives_way_to_workspaces(store_url: str) -> None:
+    async def test(store: Store) -> None:
+        def keep(host: str, **sizes: int) -> Any:
+            def work(tx: Any) -> None:
+                quotas.keep(tx, host, "packages", sizes)
+                quotas.check_kept(tx, "t")
+
+            return store.write(work)
+
+        await store.write(lambda tx: quotas.put(tx, Quota(tenant="t", disk=100)))
+        await keep("one", t=60, u=1000)
+        await keep("two", t=30)
+        with pytest.raises(QuotaExceeded, match="disk"):
+            await keep("one", t=80)
+        used = await store.read(lambda tx: (quotas.in_use(tx, "t").disk, quotas.in_use(tx, "u").disk))
+        assert used == (90, 1000)
+        assert not await store.read(lambda tx: quotas.crowded(tx, "t"))
+        one = record(disk=50)
+
+        def create(tx: Any) -> None:
+            quotas.check(tx, "t", cpus=0, memory=0, disk=50)
+            environments.insert(tx, one)
+
+        await store.write(create)
+        assert await store.read(lambda tx: quotas.crowded(tx, "t"))
+        await keep("one")
+        assert not await store.read(lambda tx: quotas.crowded(tx, "t"))
+
+
+def test_ended_environments_of_earlier_versions_keep_only_what_tells_of_their_end(store_url: str) -> None:
+    rules = {"network": "allowlist", "allow": ["example.com"], "limits": {}}
+    old = record(state="ended", ended_reason="why", policy=rules, variables={"A": "1"})
+    older = record(state="ended", policy={"limits": {}}, variables={})
+    live = record(state="running", policy=rules, variables={"A": "1"})
+    foreign = replace(old, id=new_id(), host="other")
+
+    async def test(store: Store) -> None:
+        await insert(store, old, older, live, foreign)
+        await store.write(lambda tx: environments.forget_means(tx, "h"))
+        kept = {**rules, "allow": []}
+        for one, policy, variables in (
+            (old, kept, {}),
+            (older, {"allow": [], "limits": {}}, {}),
+            (live, rules, {"A": "1"}),
+            (foreign, rules, {"A": "1"}),
+        ):
+            expected = replace(one, policy=policy, variables=variables)
+            found = await store.read(lambda tx, id=one.id: environments.get(tx, id))  # type: ignore[misc]
+            assert found == expected
 
     on(store_url, test)

@@ -254,6 +254,54 @@ def test_quotas(world: World) -> None:
     assert [json.loads(row)["outcome"] for row in answer.splitlines()] == ["quota_exceeded"] * 3
 
 
+def test_what_a_tenant_causes_is_charged_to_it_alone(world: World) -> None:
+    daemon = world.daemon
+    tokens = {
+        tenant: world.token("create", "execute", "write", tenant=tenant)[1] for tenant in ("busy", "quiet")
+    }
+
+    def ask(tenant: str, path: str, body: Any) -> Any:
+        status, _, answer = daemon.raw("POST", path, body, {"authorization": f"Bearer {tokens[tenant]}"})
+        assert status < 300, answer
+        return json.loads(answer)
+
+    made = {tenant: ask(tenant, "/environments", {})["environment_id"] for tenant in tokens}
+    for _ in range(5):
+        command = {"command": "head -c 100000 /dev/zero | tr '\\0' x"}
+        ask("busy", f"/environments/{made['busy']}/execute", command)
+        content = {"path": "a", "content": "x" * 50_000}
+        ask("busy", f"/environments/{made['busy']}/files/write", content)
+    busy, quiet = (daemon.call("GET", f"/quotas/{tenant}")["caused"] for tenant in ("busy", "quiet"))
+    assert (busy["requests"], quiet["requests"]) == (11, 1)
+    assert busy["sent_bytes"] > 500_000 > 10_000 > quiet["sent_bytes"]
+    assert busy["received_bytes"] > 250_000 > 1000 > quiet["received_bytes"]
+    assert busy["rows"] >= 2 + 2 * 10 > quiet["rows"] >= 2
+    assert busy["loop_seconds"] > quiet["loop_seconds"] > 0
+    text = daemon.raw("GET", "/metrics")[2].decode()
+    assert 'skerry_tenant_requests_total{tenant="busy"} 11' in text
+
+
+def test_quota_of_disk_counts_workspaces_as_large_as_they_may_get(world: World) -> None:
+    daemon = world.daemon
+    _, token = world.token("create", "delete", tenant="disks")
+    headers = {"authorization": f"Bearer {token}"}
+    daemon.call("PUT", "/quotas/disks", {"disk": "100m"})
+
+    def create(**body: Any) -> tuple[int, Any]:
+        status, _, answer = daemon.raw("POST", "/environments", body, headers)
+        return status, json.loads(answer)
+
+    status, first = create(disk="60m")
+    assert status == 201
+    status, problem = create(disk="60m")
+    assert (status, problem["code"], problem["detail"]["quota"]) == (429, "quota_exceeded", "disk")
+    assert "100.0 MiB: 60.0 MiB in use, 60.0 MiB more asked for" in problem["message"]
+    assert create(disk="60m", workspace="memory")[0] == 201
+    assert daemon.call("GET", "/quotas/disks")["used"]["disk"] == 60 << 20
+    daemon.raw("DELETE", f"/environments/{first['environment_id']}", headers=headers)
+    assert create(disk="60m")[0] == 201
+
+
 def test_revocation_cuts_what_is_under_way(world: World) -> None:
     daemon = world.daemon
     token_id, token = world.token("read", "execute")
@@ -326,6 +374,7 @@ def test_tokens_are_nowhere_but_in_their_answer(tmp_path: Path) -> None:
         ({"name": "x", "verbs": ["fly"]}, "no verb 'fly'"),
         ({"name": "x", "verbs": []}, "allows nothing"),
         ({"name": "x", "tenant": "Not A Tenant"}, "tenant"),
+        ({"name": "x", "tenant": "skerry"}, "the daemon's own"),
         ({"name": "x", "lifetime": -1}, "lifetime"),
         ({"name": "x\n"}, "printable"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 import skerry
 from skerry.tools import table
 from skerry.tools.aio.dispatch import AsyncDispatcher
-from skerry.tools.results import FIELD_MAX, ToolResult
+from skerry.tools.results import FIELD_MAX, ToolResult, sent_length
 from skerry.tools.sync.dispatch import Dispatcher
 from skerry.tools.sync.environment import READ_MAX, EnvironmentTools
 from tests import support
@@ -113,9 +114,11 @@ def test_long_output_keeps_head_and_tail_and_is_whole_in_a_file(
     answer = json.loads(result.content)
     for stream, last in (("stdout", 20000), ("stderr", 30000)):
         whole = "".join(f"{number}\n" for number in range(1, last + 1))
-        assert answer[stream].startswith(whole[:500] + "\n[... ")
-        assert answer[stream].endswith(" ...]\n" + whole[-500:])
-        assert f"{len(whole) - 1000} of {len(whole)} characters cut" in answer[stream]
+        head, words, tail = re.split(r"\n\[\.\.\. (.*) \.\.\.\]\n", answer[stream])
+        assert whole.startswith(head)
+        assert whole.endswith(tail)
+        assert sent_length(head) == sent_length(tail) == 500
+        assert f"{len(whole) - len(head) - len(tail)} of {len(whole)} characters cut" in words
         path = answer[stream].split("all of it is in ")[1].split(" ")[0]
         assert env.files.read(path) == whole
         read = json.loads(dispatcher.call("environment_read_file", {"path": path}).content)
@@ -131,7 +134,35 @@ def test_output_beyond_what_the_daemon_keeps_is_named(env: skerry.Environment) -
         "cat /dev/zero > /tmp/full 2>&-; yes | head -c 30000; rm /tmp/full"
     )
     assert "10 characters cut" not in full["stdout"]
-    assert "29000 of 30000 characters cut" in full["stdout"]
+    assert " of 30000 characters cut" in full["stdout"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("environment.execute_command", {"command": "cat zeros; cat zeros >&2"}),
+        ("environment.read_file", {"path": "zeros"}),
+        ("python:execute", {"code": "print(open('/workspace/zeros').read() * 2)"}),
+        ("python:execute", {"code": "print('\\0' * 50000); raise SystemExit('\\0' * 50000)"}),
+        (
+            "execute_code",
+            {"language": "bash", "code": "head -c 50000 /dev/zero; head -c 50000 /dev/zero >&2"},
+        ),
+    ],
+)
+def test_a_result_is_bounded_as_it_is_sent(
+    env: skerry.Environment, tool: str, arguments: dict[str, str]
+) -> None:
+    """50,000 control characters, of which each takes six in JSON."""
+    env.files.write("zeros", bytes(50_000))
+    result = Dispatcher(env).call(tool, arguments)
+    assert "characters cut" in result.content
+    assert (
+        sent_length(result.content) < 4 * FIELD_MAX
+    )  # backslashes once more, in a message of the model's API
+    if tool != "execute_code":
+        assert len(result.content) < 2 * FIELD_MAX + 1000
+        assert result.structured == json.loads(result.content)
 
 
 @pytest.mark.requirement("R58")
@@ -176,10 +207,41 @@ def test_python_keeps_its_state(env: skerry.Environment) -> None:
     assert failed["output"].endswith("ZeroDivisionError: division by zero\n")
     assert "characters cut" in execute("print('x' * 5000)")["output"]
     assert len(execute("'x' * 5000")["metadata"]["value"]) < 1200
-    assert not execute("import os; os._exit(3)")["success"]
+    ended = execute("import os; print('said'); os._exit(3)")
+    assert (ended["success"], ended["metadata"]["stdout"]) == (False, "said\n")
+    assert "the interpreter ended with exit code 3" in ended["output"]
     assert "NameError" in execute("x")["output"]
     refused = execute("1", requirements=["--pre"])
     assert "'--pre' is not a package that pip can be asked for" in refused["output"]
+
+
+@pytest.mark.requirement("R13", "R14")
+def test_python_tells_everything_that_was_written(env: skerry.Environment) -> None:
+    dispatcher = Dispatcher(env)
+
+    def execute(code: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(dispatcher.call("python:execute", {"code": code}).content)
+        return found
+
+    failed = execute("print('printed before')\n1 / 0")
+    assert list(failed) == ["success", "output", "error", "metadata"]
+    assert "ZeroDivisionError" in failed["output"]
+    assert failed["metadata"] == {"stdout": "printed before\n"}
+    assert list(execute("1 / 0")) == ["success", "output", "error"]
+    warned = execute("import warnings\nwarnings.warn('careful')\nprint('done')")
+    assert (warned["success"], warned["output"]) == (True, "done\n")
+    assert "UserWarning: careful" in warned["metadata"]["stderr"]
+    assert "stderr" not in execute("print('done')")["metadata"]
+    left = execute("import os; print('last words'); os._exit(0)")
+    assert (left["success"], left["output"]) == (True, "last words\n")
+    assert "the interpreter ended with exit code 0" in left["metadata"]["stderr"]
+
+
+def test_pictures_beyond_the_limit_are_counted(env: skerry.Environment) -> None:
+    code = f"class P:\n    def _repr_png_(self): return {PNG!r}\nfor _ in range(6): display(P())"
+    result = Dispatcher(env).call("python:execute", {"code": code})
+    assert len(result.images) == 4, result
+    assert json.loads(result.content)["metadata"]["picturesLeftOut"] == 2
 
 
 def test_pictures(env: skerry.Environment) -> None:

@@ -30,6 +30,10 @@ def env(client: skerry.Client) -> Iterator[skerry.Environment]:
     [
         ("head -c 32m /dev/zero > full; rm full", "No space left on device"),
         ("touch /usr/file", "Read-only file system"),
+        (
+            "python3 -c 'import ctypes; c = ctypes.CDLL(None); c.prctl(22, 2, 0); c.perror(None)'",
+            "Invalid argument",
+        ),
         ("python3 -c 'import socket; socket.getaddrinfo(\"example.com\", 80)'", "failure in name resolution"),
     ],
 )

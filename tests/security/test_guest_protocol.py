@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import struct
 import tracemalloc
@@ -17,9 +18,18 @@ from typing import Any
 import pytest
 
 from skerry.errors import GuestFailed, InvalidRequest
+from skerry.fairness import SLICE
 from skerry.guest import channel as channel_module
 from skerry.guest import files, frames
-from skerry.guest.channel import STDIN_WINDOW, WINDOW, Channel, GuestProcess, Start
+from skerry.guest.channel import (
+    FILES_AT_ONCE,
+    FRAMES_BETWEEN,
+    STDIN_WINDOW,
+    WINDOW,
+    Channel,
+    GuestProcess,
+    Start,
+)
 from skerry.guest.frames import HEADER, Type
 from skerry.manager.commands import Command
 from skerry.models import Outcome
@@ -85,9 +95,9 @@ async def guest(greet: bool = True) -> AsyncIterator[tuple[Guest, Channel]]:
             yield hostile, channel
             await channel.close()
             assert channel.closed.done()
+            await asyncio.sleep(0)
             assert not channel._processes
             assert not channel._requests
-            await asyncio.sleep(0)
             assert asyncio.all_tasks() <= before | {asyncio.current_task()}
     finally:
         theirs.close()
@@ -232,6 +242,43 @@ def test_no_answer_is_awaited_for_ever(
     test()
 
 
+@asynchronous
+async def test_few_files_are_asked_for_at_once() -> None:
+    """Answers that wait would fill a guest; it has one to give also when the caller has gone."""
+    async with guest() as (hostile, channel):
+        callers = [asyncio.ensure_future(channel.read(str(number))) for number in range(2 * FILES_AT_ONCE)]
+        asked = [(await hostile.take(Type.FILE_READ))[1] for _ in range(FILES_AT_ONCE)]
+        for caller in callers[:-1]:
+            caller.cancel()
+        await asyncio.gather(*callers[:-1], return_exceptions=True)
+        ping = asyncio.ensure_future(channel.ping())
+        type_, id_, _ = await hostile.take()
+        assert type_ == Type.PING
+        await hostile.send(Type.PONG, id_)
+        await ping
+        await hostile.send(Type.RESULT, asked[0], b"late")
+        type_, id_, _ = await hostile.take()
+        assert type_ == Type.FILE_READ
+        await hostile.send(Type.RESULT, id_, b"content")
+        assert await callers[-1] == b"content"
+
+
+def test_a_caller_that_has_gone_owes_the_guest_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an answer for it, nobody would be served again."""
+    monkeypatch.setattr(channel_module, "ANSWER_SECONDS", 0.05)
+
+    @asynchronous
+    async def test() -> None:
+        async with guest() as (_, channel):
+            for caller in [asyncio.ensure_future(channel.read("a")) for _ in range(FILES_AT_ONCE)]:
+                await asyncio.sleep(0)
+                caller.cancel()
+            with pytest.raises(GuestFailed, match="does not answer"):
+                await channel.read("a")
+
+    test()
+
+
 def test_a_guest_that_does_not_greet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "HANDSHAKE_SECONDS", 0.05)
 
@@ -358,7 +405,6 @@ ENDLESS = {
 
 @pytest.mark.parametrize("frame", ENDLESS.values(), ids=ENDLESS)
 def test_frames_that_nobody_waits_for_come_to_an_end(monkeypatch: pytest.MonkeyPatch, frame: bytes) -> None:
-    monkeypatch.setattr(channel_module, "FRAMES_PAUSE", 0.0)
     monkeypatch.setattr(channel_module, "USELESS_MAX", 20_000)
 
     @asynchronous
@@ -378,11 +424,11 @@ def test_frames_that_nobody_waits_for_come_to_an_end(monkeypatch: pytest.MonkeyP
         tracemalloc.stop()
 
 
-def test_single_bytes_cost_no_more_than_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Output in frames of one byte each, which nobody reads; then the same with a reader, and a guest that does not
-    read what it is sent."""
-    monkeypatch.setattr(channel_module, "FRAMES_PAUSE", 0.0)
-    frame = frames.encode(Type.OUTPUT, 1, b"\1x")
+@pytest.mark.parametrize("streams", [(1,), (1, 2)])
+def test_single_bytes_cost_no_more_than_bytes(streams: tuple[int, ...]) -> None:
+    """Output in frames of one byte each, of one stream or alternating, which nobody reads; then the same with a reader,
+    and a guest that does not read what it is sent."""
+    frame = b"".join(frames.encode(Type.OUTPUT, 1, bytes((stream, 120))) for stream in streams)
 
     @asynchronous
     async def test() -> None:
@@ -409,11 +455,10 @@ def test_single_bytes_cost_no_more_than_bytes(monkeypatch: pytest.MonkeyPatch) -
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("share", [1000, 1 << 30])
-def test_a_flood_leaves_others_their_turn(monkeypatch: pytest.MonkeyPatch, share: int) -> None:
-    """So many frames at most between two turns of the loop. The control is a share without an end."""
-    monkeypatch.setattr(channel_module, "FRAMES_MAX", share)
-    monkeypatch.setattr(channel_module, "FRAMES_PAUSE", 0.0)
+@pytest.mark.parametrize(("seconds", "most"), [(0.0, FRAMES_BETWEEN), (60.0, 20_000)])
+def test_a_flood_leaves_others_their_turn(monkeypatch: pytest.MonkeyPatch, seconds: float, most: int) -> None:
+    """A slice of time between two turns of the loop. The control is a slice without an end."""
+    monkeypatch.setattr(channel_module, "SLICE", seconds)
     steps: list[int] = []
 
     @asynchronous
@@ -427,7 +472,7 @@ def test_a_flood_leaves_others_their_turn(monkeypatch: pytest.MonkeyPatch, share
 
     test()
     largest = max(after - before for before, after in zip([0, *steps], steps, strict=False))
-    assert largest == min(share, 20_000)
+    assert largest == most
 
 
 def test_a_guest_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,6 +513,18 @@ async def test_malformed_lists_of_processes(payload: bytes) -> None:
         _, id_, _ = await hostile.take(Type.LIST)
         await hostile.send(Type.RESULT, id_, payload)
         with pytest.raises(GuestFailed, match="malformed list"):
+            await asking
+
+
+@asynchronous
+async def test_list_of_more_processes_than_a_guest_holds_is_refused() -> None:
+    """Each would have to be ended, one answer after the other."""
+    async with guest() as (hostile, channel):
+        asking = asyncio.ensure_future(channel.processes())
+        _, id_, _ = await hostile.take(Type.LIST)
+        entries = (struct.pack("<IIIiII", number, 0, 0, 0, 1, 0) for number in range(1, 5000))
+        await hostile.send(Type.RESULT, id_, b"".join(entries))
+        with pytest.raises(GuestFailed, match="more executions than it can hold"):
             await asking
 
 
@@ -527,6 +584,37 @@ def test_listings_are_bounded_by_what_they_take(monkeypatch: pytest.MonkeyPatch)
                 await listing
 
     test()
+
+
+@asynchronous
+async def test_flood_of_file_events_leaves_others_their_turn() -> None:
+    """However many come in one frame, others run after a slice of them."""
+    record = struct.pack("<IBIH", 8, ord("c"), 0, 1) + b"x"
+    count, seen, steps = 4000, 0, [0]
+
+    async def others() -> None:
+        while True:
+            steps.append(seen)
+            await asyncio.sleep(0)
+
+    async with guest() as (hostile, channel):
+        events = files.watch(channel, ".")
+        first = asyncio.ensure_future(anext(events))
+        _, id_, _ = await hostile.take(Type.START)
+        await hostile.send(Type.STARTED, id_, STARTED)
+        await hostile.send(Type.OUTPUT, id_, b"\1" + record * count)
+        await first
+        turning = asyncio.ensure_future(others())
+        while seen < count - 1:
+            await anext(events)
+            seen += 1
+        turning.cancel()
+        closing = asyncio.ensure_future(events.aclose())
+        await hostile.take(Type.KILL)
+        await hostile.send(Type.KILLED, id_)
+        await closing
+    largest = max(after - before for before, after in itertools.pairwise([*steps, seen]))
+    assert largest <= 3 * SLICE / files.EVENT_SECONDS
 
 
 # ---- all the way up: what becomes of an execution ----

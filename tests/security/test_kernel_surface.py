@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(100)
 
 ARCH = os.uname().machine
 NUMBERS = TABLES[ARCH]
-PROFILES = ("default", "strict", "debug")
+PROFILES = ("default", "strict", "debug", "filters")
 MARK = 4000
 RETURN, ERRNO = 0x06, 0x00050000
 
@@ -42,6 +42,7 @@ ARGUMENTS = {
     "socket": (1, 1),
     "socketpair": (1, 1),
     "setrlimit": (7,),
+    "ioprio_set": (1,),
     "select": (0, 0, 0, 0, 8),
     "pselect6": (0, 0, 0, 0, 8),
     "ppoll": (0, 0, 8),

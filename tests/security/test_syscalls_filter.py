@@ -223,9 +223,19 @@ REFUSED: dict[str, list[tuple[str, tuple[int, ...]]]] = {
         *[("socket", (family, STREAM, protocol)) for family in (2, 10) for protocol in (132, 262)],
         ("socket", (2, DGRAM, 1)),
     ],
-    "ENOPROTOOPT": [("setsockopt", (-1, 6, 31, BAD, 0))],
+    "ENOPROTOOPT": [
+        ("setsockopt", (-1, 6, 31, BAD, 0)),
+        # SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF
+        *[("setsockopt", (-1, 1, option, BAD, 0)) for option in (26, 50, 51, 52)],
+    ],
     "ENOTTY": [("ioctl", (-1, request, BAD)) for request in (0x40086602, 0x401C5820, 0x800C6613, 0xAE01)],
-    "EINVAL": [("prctl", (option, 0, 0, 0, 0)) for option in (35, 62)],
+    "EINVAL": [
+        *[("prctl", (option, 0, 0, 0, 0)) for option in (35, 62)],
+        ("prctl", (22, 2, BAD, 0, 0)),  # PR_SET_SECCOMP
+        ("seccomp", (1, 0, BAD)),
+        ("memfd_create", (BAD, 4)),
+    ],
+    "ENOMEM": [("mmap", (0, 1 << 21, 3, 0x40022, -1, 0))],
 }
 CASES = [
     (call, args, getattr(errno, expected))
@@ -295,7 +305,7 @@ def test_a_listener_inside_cannot_overrule() -> None:
         return in_child(action)
 
     assert unshare_under(PERMISSIVE) == errno.ENOSYS
-    assert unshare_under(seccomp.compile_profile("default")) == errno.EPERM
+    assert unshare_under(seccomp.compile_profile("filters")) == errno.EPERM
 
 
 # --- killed ------------------------------------------------------------------------------------------------
@@ -368,7 +378,6 @@ ALLOWED: list[tuple[str, tuple[int, ...]]] = [
     ("prctl", (38, 1, 0, 0, 0)),
     ("prctl", (24, 999, 0, 0, 0)),
     ("prctl", (15, BAD, 0, 0, 0)),
-    ("prctl", (22, 2, BAD, 0, 0)),
     ("seccomp", (2, 0, BAD)),
     ("landlock_create_ruleset", (0, 0, 1)),
     ("landlock_restrict_self", (-1, 0)),
@@ -538,7 +547,7 @@ const server = http.createServer((q, r) => r.end("served")).listen(0, "127.0.0.1
 require("fs").watch(".").close();
 """
 
-everyday = pytest.mark.parametrize("profile", ["default", "strict", "debug"])
+everyday = pytest.mark.parametrize("profile", ["default", "strict", "debug", "filters"])
 
 
 @everyday

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.registry import Registry
-from skerry.errors import EnvironmentNotFound, GuestFailed, ImageNotFound
-from skerry.guest.channel import Channel, Exit, Start
+from skerry.errors import EnvironmentNotFound, GuestFailed, ImageNotFound, SkerryError
+from skerry.fairness import budget
+from skerry.guest.channel import Channel, Exit, GuestProcessInfo, Start
 from skerry.host.network import Sockets
 from skerry.ids import new_id
 from skerry.images.store import Image, ImageStore
@@ -133,9 +134,9 @@ class StubProcess:
     def forget(self) -> None:
         self.forgotten = True
 
-    def lose(self, reason: str) -> None:
+    def lose(self, error: SkerryError) -> None:
         if not self._exit.done():
-            self._exit.set_exception(GuestFailed(reason))
+            self._exit.set_exception(error)
             self._exit.exception()
             self._queue.put_nowait(None)
 
@@ -174,13 +175,14 @@ class StubChannel:
         self.started: list[StubProcess] = []
         self.obeys = True
         self.start_error: Exception | None = None
+        self.error: SkerryError | None = None
         self.stays = 0.0
+        self.flow = budget().flow()
         self._program = program
 
     async def start(self, start: Start) -> StubProcess:
         await asyncio.sleep(0)
-        if self.closed.done():
-            raise GuestFailed(self.closed.result())
+        self.check_open()
         if self.start_error is not None:
             raise self.start_error
         process = StubProcess(len(self.started) + 1, start, self)
@@ -201,19 +203,24 @@ class StubChannel:
         if not self.closed.done():
             self.closed.set_result(reason)
             for process in self.started:
-                process.lose(reason)
+                process.lose(self.error or GuestFailed(reason))
 
     def check_open(self) -> None:
         if self.closed.done():
-            raise GuestFailed(self.closed.result())
+            raise self.error or GuestFailed(self.closed.result())
 
     async def ping(self) -> None:
         self.check_open()
 
+    async def processes(self) -> list[GuestProcessInfo]:
+        self.check_open()
+        return []
+
     def stay(self, seconds: float) -> None:
         self.stays = seconds
 
-    async def close(self) -> None:
+    async def close(self, error: SkerryError | None = None) -> None:
+        self.error = error
         self.break_down("closed")
 
 
@@ -254,6 +261,9 @@ class StubBackend:
 
     def gate(self, environment_id: str, name: str) -> str:
         raise NotImplementedError
+
+    def disk(self, policy: Policy) -> int:
+        return policy.limits.disk
 
     def fixed(self, policy: Policy) -> tuple[object, ...]:
         return ()
@@ -316,6 +326,9 @@ class StubBackend:
     def sample(self, environment_id: str) -> Sample:
         return Sample(self.cpu_seconds, self.oom_kills)
 
+    def share(self, environment_id: str, group: str) -> None:
+        pass
+
     def reset_peak(self, environment_id: str) -> None:
         self.resets += 1
 
@@ -376,6 +389,12 @@ class StubRecords:
         return []
 
     async def unfinished(self, environment: Environment) -> list[AuditRow]:
+        return []
+
+    def kept(self, sizes: dict[str, int], kind: str, *, within: str | None = None) -> asyncio.Future[None]:
+        return self._done()
+
+    async def crowded(self, tenants: Sequence[str]) -> list[str]:
         return []
 
     def _done(self) -> asyncio.Future[None]:

@@ -40,6 +40,8 @@ from typing import IO
 
 import pytest
 
+from skerry.tarstream import TarReader
+
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 SOURCES = [
@@ -642,7 +644,7 @@ def test_tar_leaves_out_what_is_no_file(applets: Applets) -> None:
     os.mkfifo(applets.workspace / "fifo")
     (applets.workspace / "file").touch()
     result = applets("tar", ".", "--contents")
-    assert (result.status, result.errnos, set(members(result.stdout))) == (OK, [ENOTSUP], {"file"})
+    assert (result.status, result.errnos, set(members(result.stdout))) == (OK, [ENOTSUP], {"file", "."})
 
 
 def test_tar_goes_on_past_what_it_cannot_read(plain: Applets) -> None:
@@ -653,7 +655,7 @@ def test_tar_goes_on_past_what_it_cannot_read(plain: Applets) -> None:
     result = plain("tar", ".", "--contents")
     assert (result.status, result.errnos) == (PARTIAL, [EACCES])
     assert "locked" in result.stderr
-    assert set(members(result.stdout)) == {"a", "z"}
+    assert set(members(result.stdout)) == {"a", "z", "."}
 
 
 def test_tar_numbers_beyond_octal(applets: Applets) -> None:
@@ -662,15 +664,8 @@ def test_tar_numbers_beyond_octal(applets: Applets) -> None:
     os.utime(applets.workspace / "huge", (0, -5))
     if os.geteuid() == 0:
         os.chown(applets.workspace / "huge", 3_000_000_000, 3_000_000_001)
-    process = applets.start("tar", "huge")
-    assert process.stdout is not None
-    head = process.stdout.read(1536)
-    process.kill()
-    process.communicate()
-    with tarfile.open(fileobj=io.BytesIO(head)) as tar:
-        info = tar.next()
+    info = members(applets("tar", "huge").stdout)["huge"]
     st = (applets.workspace / "huge").stat()
-    assert info is not None
     assert (info.size, info.mtime, info.uid, info.gid) == (9 << 30, -5, st.st_uid, st.st_gid)
 
 
@@ -692,6 +687,113 @@ def test_tar_of_a_file_that_changes_its_size(applets: Applets, new_size: int) ->
         assert file is not None
         kept = min(size, new_size)
         assert file.read() == b"x" * kept + b"\0" * (size - kept)
+
+
+def with_holes(path: Path, size: int, *pieces: tuple[int, bytes]) -> None:
+    with open(path, "wb") as file:
+        file.truncate(size)
+        for offset, data in pieces:
+            file.seek(offset)
+            file.write(data)
+
+
+PIECE = bytes(range(256)) * 16
+HOLES = [
+    (1 << 30, [0]),
+    (1 << 30, [1 << 29]),
+    (1 << 30, [(1 << 30) - 4096]),
+    (1 << 40, [0, 12288, 1 << 33, (1 << 40) - 5000]),
+    ((1 << 30) + 77, []),
+]
+
+
+@pytest.mark.parametrize(("size", "offsets"), HOLES)
+def test_tar_leaves_holes_out(applets: Applets, tmp_path: Path, size: int, offsets: list[int]) -> None:
+    """Python and GNU tar read it, and so does untar; a file with holes takes no more room than its data."""
+    (applets.workspace / "d").mkdir()
+    source = applets.workspace / "d" / "nämlich"
+    with_holes(source, size, *((offset, PIECE) for offset in offsets))
+    (applets.workspace / "d" / "zlast").write_bytes(b"after")
+    result = applets("tar", "d")
+    assert (result.status, result.stderr) == (OK, "")
+    assert len(result.stdout) < 20_000 + 8192 * len(offsets)
+    with tarfile.open(fileobj=io.BytesIO(result.stdout)) as tar:
+        found = tar.getmember("d/nämlich")
+        assert found.size == size
+        assert "d/zlast" in tar.getnames()
+    (tmp_path / "gnu").mkdir()
+    subprocess.run(["tar", "-x", "-C", tmp_path / "gnu"], input=result.stdout, check=True)
+    assert applets("untar", "back", stdin=result.stdout) == Result(OK, b"", "")
+    for copy in (tmp_path / "gnu" / "d" / "nämlich", applets.workspace / "back" / "d" / "nämlich"):
+        assert (copy.stat().st_size, copy.stat().st_mtime_ns // 10**9) == (size, int(source.stat().st_mtime))
+        assert copy.stat().st_blocks * 512 <= 4096 * (2 * len(offsets) + 1)
+        with open(copy, "rb") as file:
+            for offset in offsets:
+                file.seek(offset)
+                assert file.read(4096) == PIECE
+        assert (copy.parent / "zlast").read_bytes() == b"after"
+
+
+def test_tar_of_the_largest_file_there_can_be(applets: Applets) -> None:
+    """Of 8 EiB, which ends in a hole: on a tmpfs, which takes it."""
+    script = 'mount -t tmpfs none "$2" && truncate -s 9223372036854771712 "$2/huge" && exec "$@"'
+    applets = replace(applets, prefix=("unshare", "-rm", "sh", "-c", script, "sh"))
+    result = applets("tar", "huge")
+    if result.stderr.startswith("unshare"):
+        pytest.skip("needs user namespaces")
+    assert (result.status, result.stderr) == (OK, "")
+    assert len(result.stdout) < 10_000
+    assert members(result.stdout)["huge"].size == 9223372036854771712
+
+
+def test_tar_lists_what_it_leaves_out(plain: Applets, tmp_path: Path) -> None:
+    workspace = plain.workspace / "d"
+    workspace.mkdir()
+    (workspace / "ok").touch()
+    (workspace / "secret\n").touch(0)
+    (workspace / "closed").mkdir(0)
+    os.mkfifo(workspace / "fifo")
+    for path in (workspace, workspace / "secret\n", workspace / "closed"):
+        os.chown(path, NOBODY if plain.user else -1, -1)
+    for args in (["d"], ["d", "--contents"]):
+        result = plain("tar", *args)
+        assert result.status == PARTIAL
+        top = "." if "--contents" in args else "d"
+        before = "" if top == "." else "d/"
+        reader = TarReader(io.BytesIO(result.stdout))
+        names = [entry.name.decode().rstrip("/") for entry in reader]
+        assert (names[-1], f"{before}ok" in names) == (top, True)
+        assert dict(reader.skipped) == {
+            f"{before}secret\n".encode(): EACCES,
+            f"{before}closed".encode(): EACCES,
+            f"{before}fifo".encode(): ENOTSUP,
+        }
+        assert f"{before}ok" in members(result.stdout)
+        target = tmp_path / f"gnu{len(args)}"
+        target.mkdir()
+        done = subprocess.run(["tar", "-x", "-C", target], input=result.stdout, capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b"")
+    (workspace / "closed").chmod(0o700)
+
+
+def test_a_long_list_of_what_is_left_out_is_counted(applets: Applets) -> None:
+    (applets.workspace / "d").mkdir()
+    for number in range(2500):
+        os.mkfifo(applets.workspace / "d" / f"{number:0>250}")
+    result = applets("tar", "d")
+    assert result.status == OK
+    reader = TarReader(io.BytesIO(result.stdout))
+    assert [entry.name for entry in reader] == [b"d/", b"d/"]
+    assert 800 < len(reader.skipped) < 1000
+    assert len(reader.skipped) + reader.skipped_more == 2500
+
+
+def test_tar_of_one_file_that_cannot_be_read_fails(plain: Applets) -> None:
+    (plain.workspace / "secret").touch(0)
+    os.mkfifo(plain.workspace / "fifo")
+    for name, errno in (("secret", EACCES), ("fifo", ENXIO)):
+        result = plain("tar", name)
+        assert (result.status, result.stdout, result.errnos[-1]) == (FAILED, b"", errno)
 
 
 # ---- untar ----
@@ -728,6 +830,35 @@ def with_pax(records: bytes, data: bytes = b"data") -> bytes:
     header = raw_header(b"pax", b"%011o\0" % len(records), b"x")
     body = records.ljust(-(-len(records) // 512) * 512, b"\0")
     return header + body + raw_header(b"file", b"%011o\0" % len(data)) + data.ljust(512, b"\0") + bytes(1024)
+
+
+def with_sparse(map: bytes, data: bytes = b"", name: bytes = b"file", size: bytes = b"100") -> bytes:
+    """GNU's sparse format 1.0."""
+    records = b""
+    for key, value in ((b"major", b"1"), (b"minor", b"0"), (b"name", name), (b"realsize", size)):
+        record = b" GNU.sparse." + key + b"=" + value + b"\n"
+        records += b"%d" % (len(record) + 2) + record
+    padded = map.ljust(-(-len(map) // 512) * 512, b"\0") + data
+    header = raw_header(b"pax", b"%011o\0" % len(records), b"x")
+    entry = raw_header(b"GNUSparseFile.0/file", b"%011o\0" % len(padded))
+    return (
+        header
+        + records.ljust(-(-len(records) // 512) * 512, b"\0")
+        + entry
+        + padded.ljust(-(-len(padded) // 512) * 512, b"\0")
+        + bytes(1024)
+    )
+
+
+def test_untar_reads_sparse_files(applets: Applets) -> None:
+    archive = with_sparse(b"3\n2\n4\n50\n3\n100\n0\n", b"1234567", name=b"a/sparse")
+    assert applets("untar", ".", stdin=archive) == Result(OK, b"", "")
+    assert (applets.workspace / "a" / "sparse").read_bytes() == (
+        b"\0\0" + b"1234" + bytes(44) + b"567" + bytes(47)
+    )
+    huge = with_sparse(b"0\n", size=b"9223372036854775807")
+    result = applets("untar", ".", stdin=huge)
+    assert (result.status, result.errnos) in ((PARTIAL, [EFBIG]), (OK, []))
 
 
 def test_untar_replaces_files_and_keeps_directories(applets: Applets) -> None:
@@ -911,6 +1042,24 @@ GOOD = make_archive(member("file", b"x" * 5000), member("second", b"y"))
         "pax size is a word": with_pax(b"12 size=big\n"),
         "sparse": raw_header(b"x", kind=b"S") + bytes(1024),
         "pax sparse": with_pax(b"22 GNU.sparse.major=1\n"),
+        "sparse of another version": with_pax(b"22 GNU.sparse.major=2\n27 GNU.sparse.realsize=100\n"),
+        "sparse without a version": with_pax(b"27 GNU.sparse.realsize=100\n"),
+        "sparse 0.1": with_pax(b"23 GNU.sparse.map=0,1\n23 GNU.sparse.size=100\n"),
+        "sparse name with NUL": with_sparse(b"0\n", name=b"a\0b"),
+        "sparse size negative": with_sparse(b"0\n", size=b"-1"),
+        "sparse size overflows": with_sparse(b"0\n", size=b"99999999999999999999"),
+        "map: nothing": with_sparse(b""),
+        "map: a word": with_sparse(b"x\n"),
+        "map: no digits": with_sparse(b"\n"),
+        "map: cut": with_sparse(b"1\n0\n"),
+        "map: without end": with_sparse(b"1\n" + b"0" * 600),
+        "map: too many": with_sparse(b"999999999\n"),
+        "map: overflow": with_sparse(b"99999999999999999999\n"),
+        "map: pieces overlap": with_sparse(b"2\n0\n4\n3\n4\n", b"12345678"),
+        "map: beyond the file": with_sparse(b"1\n99\n4\n", b"1234"),
+        "map: beyond 64 bits": with_sparse(b"1\n9223372036854775807\n4\n", b"1234"),
+        "map: more than there is": with_sparse(b"1\n0\n8\n", b"1234"),
+        "map: less than there is": with_sparse(b"1\n0\n2\n", b"1234"),
     }.items(),
     ids=lambda item: item[0],
 )

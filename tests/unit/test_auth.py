@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from starlette.types import Scope
 
+from skerry.daemon import auth
 from skerry.daemon.auth import Gate
 from skerry.daemon.peers import PEER, Peer
-from skerry.errors import StoreUnavailable, Unauthorized
+from skerry.errors import InvalidRequest, StoreUnavailable, Unauthorized
+from skerry.manager.caller import Caller
 from skerry.store import Store, tokens
 from skerry.store.tokens import Token
 from tests.unit.stubs import asynchronous
@@ -53,3 +55,35 @@ async def test_what_is_wrong_with_the_store_is_not_told(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable) as caught:
         await Gate(store).caller(scope_with(text), "r1")
     assert str(caught.value) == "tokens cannot be looked up now (try again)"
+
+
+@asynchronous
+async def test_expired_token_stays_expired_when_the_clock_is_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await Store.open(f"sqlite://{tmp_path}/store.db")
+    _, text = await store.write(
+        lambda tx: tokens.create(tx, tenant="acme", name="x", verbs=["read"], now=1000.0, expires_at=2000.0)
+    )
+    now = 1500.0
+    monkeypatch.setattr("skerry.daemon.auth.time.time", lambda: now)
+    gate = Gate(store)
+    assert (await gate.caller(scope_with(text), "r1")).tenant == "acme"
+    now = 2500.0
+    with pytest.raises(Unauthorized):
+        await gate.caller(scope_with(text), "r2")
+    now = 1500.0
+    with pytest.raises(Unauthorized):
+        await gate.caller(scope_with(text), "r3")
+    await gate._expire()
+    with pytest.raises(Unauthorized):  # the next daemon has never seen the later time
+        await Gate(store).caller(scope_with(text), "r4")
+    await store.close()
+
+
+def test_the_daemons_own_tenant_is_reserved() -> None:
+    with pytest.raises(InvalidRequest, match="the daemon's own"):
+        auth.check_tenant("skerry")
+    with pytest.raises(InvalidRequest, match="the daemon's own"):
+        auth.acting(Caller(), {"headers": [(b"skerry-tenant", b"skerry")]})
+    auth.check_tenant("skerry-2")

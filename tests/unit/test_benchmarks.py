@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import report
+from benchmarks import neighbours, report
 from benchmarks.measure import Subject, Summary, summarize, take_turns
 
 
@@ -90,7 +90,7 @@ def test_subjects_take_turns_and_the_first_round_does_not_count() -> None:
 
 
 def test_a_percentile_is_a_sample() -> None:
-    assert summarize([float(n) for n in range(100)]) == Summary(49.5, 95.0, 99.0, 100)
+    assert summarize([float(n) for n in range(100)]) == Summary(49.5, 94.0, 98.0, 100)
     assert summarize([3.0]) == Summary(3.0, 3.0, 3.0, 1)
 
 
@@ -136,3 +136,29 @@ def test_the_way_out_in_one_sentence() -> None:
         in crowds
     )
     assert "Of 10,000 at once 1,024 are let through, with 0.5 MiB more" in crowds
+
+
+def cell(attack: str, attackers: int, p99: float, peak: int = 1, refused: int = 0) -> dict[str, Any]:
+    times = {"median": 0.001, "p95": p99, "p99": p99, "samples": 50}
+    found = dict.fromkeys(neighbours.CALLS, times)
+    more = {"peak_bytes": peak, "answered": True, "refused": ["command: busy"] * refused}
+    return {"attack": attack, "attackers": attackers, **found, **more}
+
+
+def test_attacks_are_compared_with_as_many_burners() -> None:
+    burners = [cell(neighbours.YARDSTICK, 1, 0.010), cell(neighbours.YARDSTICK, 4, 0.100)]
+    held = [cell("frames", 1, 0.020), cell("frames", 4, 0.200)]
+    assert neighbours.missed([*burners, *held]) == []
+    assert "| frames | 4 | 1.0 / 200 (2.0×) |" in neighbours.markdown([*burners, *held])
+    broken = [
+        cell("frames", 1, 0.021),
+        cell("output", 4, 0.1, peak=300_000_000),
+        cell("fsync", 4, 0.1, refused=1),
+    ]
+    found = neighbours.missed([*burners, *broken])
+    assert len(found) == len(neighbours.CALLS) + 2
+    no_answer = {**cell("frames", 4, 0.1), "answered": False, **dict.fromkeys(neighbours.CALLS)}
+    assert neighbours.missed([*burners, no_answer]) == ["frames × 4: no answer"]
+    failed = {"attack": "frames", "failed": "OSError: gone"}
+    assert neighbours.missed([failed]) == ["frames × ?: OSError: gone"]
+    assert "OSError: gone" in neighbours.markdown([failed])

@@ -142,6 +142,8 @@ def test_without_any_cgroups_everything_works_and_nothing_is_claimed(machine: Ma
         assert cgroup.join.into_dir is None
         assert cgroup.usage() == Usage()
         assert cgroup.sample() == (None, 0)
+        assert cgroup.cpu_time() is None
+        cgroup.weigh(2)
         assert cgroup.oom_kills() == 0
         assert not cgroup.reset_peak()
         assert [row.name for row in cgroup.enforced()] == ["cpu", "memory", "swap", "pids"]
@@ -235,6 +237,7 @@ def test_v1_counters(machine: Machine) -> None:
     cgroup = machine.detect().open(ID)
     assert cgroup.usage() == Usage(2.5, 4096, 8192, 3, 0, 0, 2)
     assert cgroup.sample() == (2_500_000_000, 2)
+    assert cgroup.cpu_time() == 2.5
     cgroup.close()
 
 
@@ -253,7 +256,24 @@ def test_v2_counters(machine: Machine) -> None:
     cgroup = machine.detect().open(ID)
     assert cgroup.usage() == Usage(2.5, 4096, 8192, 3, 105, 206, 2)
     assert cgroup.sample() == (2_500_000_000, 2)
+    assert cgroup.cpu_time() == 2.5
     cgroup.close()
+
+
+@pytest.mark.parametrize(("parts", "weight"), [(1, 1024), (4, 256), (64, 16)])
+def test_weights_of_v1(machine: Machine, parts: int, weight: int) -> None:
+    v1 = machine.mount("c", "cpu") / LEAF
+    files(v1, {"cpu.shares": ""})
+    machine.detect().open(ID).weigh(parts)
+    assert (v1 / "cpu.shares").read_text() == str(weight)
+
+
+@pytest.mark.parametrize(("parts", "weight"), [(1, 100), (4, 25), (64, 2)])
+def test_weights_of_v2(machine: Machine, parts: int, weight: int) -> None:
+    v2 = v2_top(machine) / LEAF
+    files(v2, {"cpu.weight": ""})
+    machine.detect().open(ID).weigh(parts)
+    assert (v2 / "cpu.weight").read_text() == str(weight)
 
 
 def test_counters_open_their_files_once_and_close_them(machine: Machine) -> None:

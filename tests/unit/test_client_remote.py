@@ -454,3 +454,27 @@ def test_stopping_one_elsewhere_waits_for_its_end(monkeypatch: pytest.MonkeyPatc
     with serving(script), skerry.Client() as client:
         assert client.stop() is True
         assert done == [True]
+
+
+def test_a_connection_that_comes_after_the_caller_gave_up_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    begun, go = threading.Event(), threading.Event()
+
+    def connect(self: Remote, start: bool) -> tuple[socket.socket, None]:
+        begun.set()
+        go.wait()
+        return ours, None
+
+    async def give_up() -> None:
+        async with skerry.AsyncClient(url="http://127.0.0.1:1", token=TOKEN) as client:
+            call = asyncio.create_task(client.version())
+            await asyncio.to_thread(begun.wait)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            go.set()
+
+    monkeypatch.setattr(Remote, "connect", connect)
+    with ours, theirs:
+        asyncio.run(give_up())
+        assert ours.fileno() == -1

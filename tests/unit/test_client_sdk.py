@@ -412,9 +412,10 @@ def test_copying_in_and_out(tmp_path: Path) -> None:
         {**BASIC, f"GET {archive}": stream.getvalue(), f"PUT {archive}": {}, f"POST {ENV}/files/mkdir": {}}
     )
     with serving(script), skerry.Environment() as env:
-        assert env.files.download("src/d/", tmp_path / "copy") == ["d/out"]
-        assert env.files.download(".", tmp_path / "all") == ["d/out"]
-        env.files.upload(tmp_path / "d", "x/y")
+        left_out = [models.LeftOut("d/out", "leads outside")]
+        assert env.files.download("src/d/", tmp_path / "copy") == left_out
+        assert env.files.download(".", tmp_path / "all") == left_out
+        assert env.files.upload(tmp_path / "d", "x/y") == []
         env.files.upload(tmp_path / "d" / "f", "x/g")
         env.files.upload(tmp_path / "d" / "f", "g")
         with pytest.raises(FileNotFoundError):

@@ -196,6 +196,38 @@ def test_a_request_that_may_not_be_repeated_is_not(client: Make) -> None:
         c.close()
 
 
+STOPPING = {"code": "daemon_unavailable", "message": "the daemon is stopping"}
+
+
+@pytest.mark.parametrize(
+    ("method", "detail", "repeated"),
+    [
+        ("GET", {}, True),
+        ("DELETE", {}, True),
+        ("POST", {"begun": False}, True),
+        ("POST", {}, False),
+    ],
+)
+def test_what_a_stopping_daemon_has_not_done_is_asked_of_the_next(
+    client: Make, method: str, detail: dict[str, Any], repeated: bool
+) -> None:
+    asked: list[str] = []
+
+    def answer(method: str, target: str, body: bytes) -> Any:
+        asked.append(method)
+        return ({**STOPPING, "detail": detail}, 503) if len(asked) == 1 else {"done": True}
+
+    with serving(every_request(answer)):
+        one = client()
+        if repeated:
+            assert one.call(method, "/x") == {"done": True}
+        else:
+            with pytest.raises(DaemonUnavailable, match="stopping"):
+                one.call(method, "/x")
+        assert asked == [method] * (1 + repeated)
+        one.close()
+
+
 def test_half_an_answer_is_never_asked_for_again(client: Make) -> None:
     seen = []
 
@@ -246,8 +278,8 @@ def test_errors_that_are_no_problem_json(client: Make, body: bytes) -> None:
     ("answer", "error"),
     [
         (b"SSH-2.0-hello\r\n\r\n", Malformed),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc", Malformed),
-        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nab", Malformed),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc", DaemonUnavailable),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nab", DaemonUnavailable),
         (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000, Malformed),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc", Malformed),
         (b"", DaemonUnavailable),

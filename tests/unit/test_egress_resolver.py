@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from skerry.egress.resolver import ADDRESSES_MAX, RESOLVERS, RESOLVING_MAX, Resolver, Turns, resolve
+from skerry.egress import resolver
+from skerry.egress.resolver import (
+    ADDRESSES_MAX,
+    RESOLVERS,
+    RESOLVING_FIRST,
+    RESOLVING_MAX,
+    Resolver,
+    Turns,
+    resolve,
+)
 
 
 def test_a_name_with_thousands_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +36,7 @@ def test_a_name_with_thousands_of_addresses(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_names_that_nobody_answers_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dozen environments ask for nothing else; some of them are gone since, and their threads are not."""
+    """Sixty environments ask for nothing else; some of them are gone since, and their threads are not."""
     silence = threading.Event()
 
     def getaddrinfo(name: str, *_: Any, **__: Any) -> list[Any]:
@@ -39,7 +48,7 @@ def test_names_that_nobody_answers_leave_room_for_others(monkeypatch: pytest.Mon
 
     async def main() -> None:
         turns = Turns()
-        greedy = [Resolver(resolve, turns) for _ in range(12)]
+        greedy = [Resolver(resolve, turns) for _ in range(60)]
         asking = []
         for one in greedy:
             asking += [asyncio.create_task(one.addresses(f"silent{n}.example")) for n in range(20)]
@@ -75,7 +84,7 @@ def test_whoever_has_the_fewest_comes_first() -> None:
     async def main() -> None:
         turns = Turns()
         tasks = await ask(turns, 20)
-        assert len(begun) == RESOLVING_MAX
+        assert len(begun) == RESOLVING_FIRST
         while len(begun) < RESOLVERS:
             tasks += await ask(turns, 20)
         assert len(tasks) > 12 * 20
@@ -90,5 +99,21 @@ def test_whoever_has_the_fewest_comes_first() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_answered_names_earn_turns_and_slow_ones_cost_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def soon(name: str) -> list[Any]:
+        return []
+
+    async def main() -> None:
+        one = Resolver(soon, Turns())
+        for number in range(2 * RESOLVING_MAX):
+            await one.addresses(f"n{number}.example")
+        assert one.allowed == RESOLVING_MAX
+        monkeypatch.setattr(resolver, "SLOW_SECONDS", -1.0)  # from now on every name is slow
+        await one.addresses("slow.example")
+        assert one.allowed == 1
 
     asyncio.run(main())

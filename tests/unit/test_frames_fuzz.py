@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from skerry.errors import GuestFailed, SkerryError
+from skerry.fairness import Budget
 from skerry.guest import channel as channel_module
 from skerry.guest import files, frames
 from skerry.guest.channel import WINDOW, Channel, Exit, GuestProcess, Start
@@ -286,6 +287,7 @@ class Watching(Channel):
 
     def __init__(self, written: list[bytes]) -> None:
         self._program = Program(written)
+        self.flow = Budget().flow()
 
     async def start(self, start: Start) -> GuestProcess:
         return cast(GuestProcess, self._program)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -16,13 +18,16 @@ from starlette.types import Receive, Scope, Send
 from skerry.daemon.grpc import calls, server
 from skerry.daemon.grpc.server import GrpcServer, Health
 from skerry.daemon.http import table
+from skerry.daemon.http.operations import Operation
 from skerry.daemon.peers import cut_of, peer_of
-from skerry.errors import DaemonUnavailable, InvalidRequest
+from skerry.errors import DaemonUnavailable, InvalidRequest, SkerryError, Unauthorized
+from skerry.manager.caller import Caller
 from skerry.v1 import daemon_pb2, environments_pb2, executions_pb2, files_pb2
 from skerry.v1.daemon_pb2_grpc import DaemonStub
 from skerry.v1.environments_pb2_grpc import EnvironmentsStub
 from skerry.v1.executions_pb2_grpc import ExecutionsStub
 from skerry.v1.files_pb2_grpc import FilesStub
+from skerry.v1.problem_pb2 import Problem
 from tests.support import free_port
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -30,12 +35,19 @@ WRITE = files_pb2.WriteFileRequest(environment_id="e1", path="f", data=b"part")
 FOLLOW = executions_pb2.ReadLogsRequest(environment_id="e1", follow=True)
 
 
+async def admit(scope: Scope, operation: Operation, request_id: str) -> Caller:
+    """As a daemon admits a token for everything; a call with `bearer none` is a stranger's."""
+    if operation.verb and (b"authorization", b"Bearer none") in scope["headers"]:
+        raise Unauthorized("a token is needed")
+    return Caller()
+
+
 def serving(app: App, client: Callable[[grpc.aio.Channel], Coroutine[Any, Any, None]]) -> None:
     """Runs the client against a server of the application."""
 
     async def main() -> None:
         address = f"127.0.0.1:{free_port()}"
-        served = GrpcServer(app, table.OPERATIONS, lambda: asyncio.sleep(0), [address], None)
+        served = GrpcServer(app, admit, table.OPERATIONS, lambda: asyncio.sleep(0), [address], None)
         await served.start()
         try:
             async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(30):
@@ -60,6 +72,14 @@ async def error_of(call: Any) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value
+
+
+def silent(channel: grpc.aio.Channel, rpc: str, **options: Any) -> Any:
+    """The answer to a call that sends no message."""
+    if rpc.endswith(("Attach", "Info")):
+        many: Any = channel.stream_stream(f"/{rpc}")(**options)
+        return many.read()
+    return channel.stream_unary(f"/{rpc}")(**options)
 
 
 def test_the_application_sees_a_request() -> None:
@@ -284,7 +304,6 @@ def test_a_stream_must_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         "skerry.v1.Daemon/Stop",
         "skerry.v1.Files/WriteFile",
-        "grpc.health.v1.Health/Check",
         "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     ],
 )
@@ -296,8 +315,7 @@ def test_nobody_keeps_a_call_without_saying_anything(monkeypatch: pytest.MonkeyP
         raise AssertionError("nothing to ask for")
 
     async def client(channel: grpc.aio.Channel) -> None:
-        call: Any = channel.stream_stream(f"/{rpc}")()
-        assert (await error_of(call.read())).code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        assert (await error_of(silent(channel, rpc))).code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
     serving(app, client)
 
@@ -310,7 +328,9 @@ def test_nobody_takes_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> None:
         port = free_port()
-        served = GrpcServer(app, table.OPERATIONS, lambda: asyncio.sleep(0), [f"127.0.0.1:{port}"], None)
+        served = GrpcServer(
+            app, admit, table.OPERATIONS, lambda: asyncio.sleep(0), [f"127.0.0.1:{port}"], None
+        )
         await served.start()
         others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
         async with asyncio.timeout(5):  # less than it waits for those who say nothing
@@ -359,9 +379,8 @@ def test_what_is_no_message_is_refused(caplog: pytest.LogCaptureFixture) -> None
         stop: Any = channel.unary_unary("/skerry.v1.Daemon/Stop")
         assert (await error_of(stop(b"\xff"))).code() == grpc.StatusCode.INVALID_ARGUMENT
         write: Any = channel.stream_unary("/skerry.v1.Files/WriteFile")
-        for rpc in ("health.v1.Health/Check", "reflection.v1alpha.ServerReflection/ServerReflectionInfo"):
-            asking: Any = channel.stream_stream(f"/grpc.{rpc}")
-            assert (await error_of(asking(iter([b"\xff"])).read())).code() == grpc.StatusCode.INVALID_ARGUMENT
+        asking: Any = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+        assert (await error_of(asking(iter([b"\xff"])).read())).code() == grpc.StatusCode.INVALID_ARGUMENT
         for messages in ([b"\xff"], [WRITE.SerializeToString(), b"\xff"]):
             assert (await error_of(write(iter(messages)))).code() == grpc.StatusCode.INVALID_ARGUMENT
 
@@ -374,7 +393,7 @@ def test_a_message_that_is_too_large_is_refused() -> None:
         await reply(send, {"status": "ok"})
 
     async def client(channel: grpc.aio.Channel) -> None:
-        request = executions_pb2.ExecuteRequest(environment_id="e1", stdin=bytes(17 << 20))
+        request = executions_pb2.ExecuteRequest(environment_id="e1", stdin=bytes(5 << 20))
         error = await error_of(ExecutionsStub(channel).Execute(request))
         assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert (await DaemonStub(channel).Health(daemon_pb2.HealthRequest())).status == "ok"
@@ -392,3 +411,149 @@ def test_a_daemon_that_is_not_ready_is_not_serving() -> None:
     context: Any = None
     answer = asyncio.run(Health(ready).check(asked(), context))
     assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.mark.parametrize("rpc", ["skerry.v1.Files/WriteFile", "skerry.v1.Executions/Attach"])
+def test_token_is_checked_before_a_message_is_read(monkeypatch: pytest.MonkeyPatch, rpc: str) -> None:
+    read: list[object] = []
+    monkeypatch.setattr(calls, "parsed", lambda kind, asked: read.append(kind))
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("strangers do not get here")
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        stranger = (("authorization", "Bearer none"),)
+        error = await error_of(silent(channel, rpc, metadata=stranger))
+        assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+        assert "x-request-id" in dict(error.trailing_metadata() or ())
+
+    serving(app, client)
+    assert read == []
+
+
+def test_open_calls_are_answered_without_their_message() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await reply(send, {"status": "ok"})
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        for rpc in ("skerry.v1.Daemon/Health", "grpc.health.v1.Health/Check"):
+            call: Any = channel.stream_unary(f"/{rpc}")()
+            assert await call  # nothing was sent, and nothing is waited for
+
+    serving(app, client)
+
+
+def test_failed_calls_leave_no_cycle_that_keeps_their_message() -> None:
+    kept: list[weakref.ref[BaseException]] = []
+
+    class Unwanted(InvalidRequest):
+        pass
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await reply(send, {}, 400)
+
+    def fail(body: bytes) -> SkerryError:
+        error = Unwanted("no")
+        kept.append(weakref.ref(error))
+        return error
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        request = executions_pb2.ExecuteRequest(environment_id="e1")
+        for _ in range(3):
+            await error_of(ExecutionsStub(channel).Execute(request))
+
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(calls, "problem", fail)
+            serving(app, client)
+        assert len(kept) == 3
+        assert [error() for error in kept] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_long_errors_arrive_with_their_code() -> None:
+    long = "ж\U0001f600" * 5000
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        error = InvalidRequest(long, hint=long, detail={"output": [long] * 5, "step": long})
+        await reply(send, error.to_dict(), 400)
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        request = executions_pb2.ExecuteRequest(environment_id="e1")
+        error = await error_of(ExecutionsStub(channel).Execute(request))
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        trailing = dict(error.trailing_metadata() or ())
+        assert trailing["skerry-code"] == "invalid_request"
+        problem = Problem.FromString(cast(bytes, trailing["skerry-problem-bin"]))
+        assert problem.message.startswith("ж\U0001f600")
+        assert problem.hint.startswith("ж\U0001f600")
+
+    serving(app, client)
+
+
+def test_first_messages_of_one_tenant_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "READS_AT_ONCE", 1)
+    monkeypatch.setattr(calls, "FIRST_SECONDS", 1.0)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await reply(send, {"size": 4})
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        silent: Any = FilesStub(channel).WriteFile()
+        await silent_read.wait()
+        quick = asyncio.ensure_future(ExecutionsStub(channel).Execute(executions_pb2.ExecuteRequest()))
+        assert (await error_of(silent)).code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        await error_of(quick)
+
+    silent_read = asyncio.Event()
+    first_of = calls.first_of
+
+    async def noted(asked: AsyncIterator[Any]) -> Any:
+        silent_read.set()
+        reads.append("begins")
+        try:
+            return await first_of(asked)
+        finally:
+            reads.append("ends")
+
+    reads: list[str] = []
+    monkeypatch.setattr(calls, "first_of", noted)
+    serving(app, client)
+    assert reads == ["begins", "ends"] * 2
+
+
+def test_uploads_of_one_tenant_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "STREAMS_MAX", 4)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        started.release()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        held = [FilesStub(channel).WriteFile() for _ in range(2)]
+        for call in held:
+            await call.write(WRITE)
+            await started.acquire()
+        third = FilesStub(channel).WriteFile()
+        assert (await error_of(third)).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        for call in held:
+            call.cancel()
+
+    started = asyncio.Semaphore(0)
+    serving(app, client)
+
+
+def test_compressed_messages_are_refused() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("it is not even read")
+
+    async def client(channel: grpc.aio.Channel) -> None:
+        request = executions_pb2.ExecuteRequest(environment_id="e1", command="x" * 10_000)
+        error = await error_of(ExecutionsStub(channel).Execute(request, compression=grpc.Compression.Gzip))
+        assert error.code() == grpc.StatusCode.UNIMPLEMENTED
+
+    serving(app, client)

@@ -9,11 +9,13 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
+from skerry.daemon.grpc import messages
 from skerry.daemon.grpc.messages import to_message
 from skerry.daemon.grpc.methods import SERVICES, Method, methods, request
 from skerry.daemon.http import table
-from skerry.errors import FileMissing, InvalidRequest
+from skerry.errors import FileMissing, InvalidRequest, LimitReached
 from skerry.v1 import environments_pb2, executions_pb2, files_pb2
+from skerry.v1.executions_pb2 import ExecuteRequest
 from skerry.v1.problem_pb2 import Problem
 
 METHODS = {method.name: method for service in SERVICES for method in methods(service, table.OPERATIONS)}
@@ -115,3 +117,24 @@ def test_what_a_path_needs_must_be_given(name: str) -> None:
         return
     with pytest.raises(InvalidRequest, match="is missing"):
         request(method, message.opening if method.operation.websocket else message)  # type: ignore[attr-defined]
+
+
+def test_fields_are_counted_before_a_large_message_is_parsed() -> None:
+    few = messages.FIELDS_MAX // 4
+    for many in (
+        ExecuteRequest(argv=[""] * (messages.SMALL + 1)),
+        ExecuteRequest(env={f"variable {number}": "" for number in range(messages.FIELDS_MAX)}),
+    ):
+        data = many.SerializeToString()
+        with pytest.raises(LimitReached, match=f"more than {messages.FIELDS_MAX} fields"):
+            messages.parse(ExecuteRequest, data)
+    large = ExecuteRequest(
+        argv=["x" * 20] * few, env={str(i): "v" for i in range(few // 3)}, stdin=bytes(1 << 20)
+    )
+    assert messages.parse(ExecuteRequest, large.SerializeToString()) == large
+
+
+@pytest.mark.parametrize("piece", [b"\xff", b"\x1a\xff\xff\xff\xff\xff", b"\x1b", b"\x06"])
+def test_counting_ends_on_malformed_messages(piece: bytes) -> None:
+    with pytest.raises((InvalidRequest, LimitReached)):
+        messages.parse(ExecuteRequest, piece * 2 * messages.SMALL)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import select
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from skerry.errors import ImageBuildFailed, LimitReached
+from skerry.host import uids
 from skerry.images import apt, preflight
 from skerry.images.build import build
 from skerry.images.definition import Definition
@@ -69,10 +72,13 @@ class Fake:
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    """In a directory that every user can write: root's builds run as somebody else."""
     monkeypatch.setattr(apt, "settings", lambda: "")
-    monkeypatch.setattr(preflight, "check", lambda *_: str(tmp_path / "mmdebstrap"))
-    return Fake(tmp_path)
+    with tempfile.TemporaryDirectory(prefix="skerry-build-") as folder:
+        os.chmod(folder, 0o777)
+        monkeypatch.setattr(preflight, "check", lambda *_: f"{folder}/mmdebstrap")
+        yield Fake(Path(folder))
 
 
 def test_a_build(fake: Fake) -> None:
@@ -122,6 +128,25 @@ def test_how_it_is_called(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "secret" not in environment
 
 
+@pytest.mark.root
+def test_a_build_by_root_is_nobody_on_the_host(fake: Fake) -> None:
+    """What it runs is root of a user namespace with a range of ids of its own, which is free again afterwards."""
+    os.mkdir(fake.base / "closed", 0o700)
+    look = f"cat /proc/self/uid_map /proc/self/gid_map > {fake.base}/ids; ls -dn /var/tmp > {fake.base}/tmp\n"
+    fake.runs(f"{look}touch {fake.base}/closed/x 2>/dev/null && exit 9\n" + ARCHIVE)
+    build(DEFINITION, fake.store)
+    bases = set()
+    for line in (fake.base / "ids").read_text().splitlines():
+        inside, outside, count = map(int, line.split())
+        assert (inside, count) == (0, uids.SIZE)
+        bases.add(outside)
+    (base,) = bases
+    assert base >= uids.FIRST
+    assert (fake.base / "ids").stat().st_uid == base
+    assert (fake.base / "tmp").read_text().split()[2] == "0"  # its own directory, not the host's
+    assert not os.path.lexists(f"{uids.DIRECTORY}/{(base - uids.FIRST) // uids.SIZE}")
+
+
 def test_the_words_of_a_failure_are_kept(fake: Fake) -> None:
     fake.runs("for i in $(seq 100); do echo line $i >&2; done\necho 'E: no such package' >&2\nexit 25")
     with pytest.raises(ImageBuildFailed, match="25: E: no such package") as caught:
@@ -167,6 +192,7 @@ def test_what_it_started_ends_with_it(fake: Fake) -> None:
     """mmdebstrap's children are in its session, and the signal goes to all of them."""
     fifo = fake.base / "held"
     os.mkfifo(fifo)
+    fifo.chmod(0o666)
     fd = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     fake.runs(f"exec 7> {fifo}\n(exec sleep 1000) &\n{SPEAK}\nwait")
 

@@ -56,9 +56,12 @@ def test_what_is_not_for_everybody_is_left_out(host: Path, tmp_path: Path) -> No
 
 def test_a_change_on_the_host_makes_a_new_copy(host: Path, tmp_path: Path) -> None:
     roots = hostroot.HostRoots(str(tmp_path / "roots"))
+    assert roots.known() is None
     first, _ = roots.current()
     assert roots.current()[0] == first
+    assert roots.known() == roots.current()
     (host / "etc/timezone").write_text("Europe/Zurich\n")
+    assert roots.known() is None
     second, _ = roots.current()
     assert second != first
     assert Path(second, "etc/timezone").read_text() == "Europe/Zurich\n"

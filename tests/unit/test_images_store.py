@@ -36,6 +36,12 @@ def left(store: ImageStore) -> list[str]:
     return sorted(p.name for p in store.root.iterdir() if p.name not in (".lock", "names"))
 
 
+def test_nobody_else_can_open_what_is_locked(tmp_path: Path) -> None:
+    """Not even in a home that others may read."""
+    (tmp_path / "images").mkdir(mode=0o755)
+    assert ImageStore(tmp_path / "images").root.stat().st_mode & 0o777 == 0o700
+
+
 def test_commit_and_get(store: ImageStore) -> None:
     image = add(store, "base")
     assert store.get("base") == image

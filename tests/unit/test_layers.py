@@ -44,7 +44,7 @@ def entry(name: str, type: bytes, **more: Any) -> tarfile.TarInfo:
 
 def made(store: Layers, key: str, archive: BinaryIO | None = None) -> Kept:
     with archive or tar(file=os.urandom(64 * KIB)) as content:
-        kept = store.make(key, content)
+        kept = store.make("acme", key, content)
     store.add(kept)
     store.clean()
     return kept
@@ -79,9 +79,9 @@ def test_what_was_left_half_made_or_half_removed_is_swept(tmp_path: Path) -> Non
 def test_a_dishonest_archive_leaves_nothing(tmp_path: Path) -> None:
     store = Layers(tmp_path)
     with io.BytesIO(b"x" * 2048) as junk, pytest.raises(SkerryError):
-        store.make("a", junk)
+        store.make("acme", "a", junk)
     with tar(x=entry("../outside", tarfile.DIRTYPE)) as archive, pytest.raises(InvalidRequest):
-        store.make("a", archive)
+        store.make("acme", "a", archive)
     assert names(store) == []
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -17,7 +20,7 @@ from skerry.errors import (
     QuotaExceeded,
 )
 from skerry.images.store import ImageStore
-from skerry.manager import code
+from skerry.manager import code, toolchains
 from skerry.manager.code import Code
 from skerry.manager.environment import Environment
 from skerry.manager.programs import Program
@@ -237,6 +240,37 @@ async def test_a_cache_for_which_there_is_no_room_is_done_without(
     process.end()
     await running
     await world.code.close()
+
+
+@asynchronous
+async def test_an_archive_of_a_cache_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = 0
+
+    async def tar(*_: object, **__: object) -> AsyncIterator[bytes]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield bytes(1000)
+
+    class Manager:
+        @contextlib.asynccontextmanager
+        async def using(self, *_: object) -> AsyncIterator[Any]:
+            yield SimpleNamespace(channel=None)
+
+    async def run(*_: object) -> Any:
+        return SimpleNamespace(ok=True)
+
+    monkeypatch.setattr("skerry.manager.toolchains.files.tar", tar)
+    monkeypatch.setattr(toolchains, "ARCHIVE_MAX", 5000)
+    made = Toolchains(cast(Any, Manager()), tmp_path / "caches")
+    monkeypatch.setattr(made, "_run", run)
+    environment: Any = SimpleNamespace(id="e1", instance=SimpleNamespace(tmp_path="/tmp"))
+    cache: Any = SimpleNamespace(command=["go"], variable="GOCACHE")
+    async with asyncio.timeout(10):
+        with pytest.raises(PlatformError, match="more than 5000 bytes"):
+            await made._fill(environment, cache, tmp_path / "caches" / "go")
+    assert taken == 6
+    assert list((tmp_path / "caches").iterdir()) == []
 
 
 class Full(StubRecords):

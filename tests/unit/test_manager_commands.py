@@ -88,13 +88,16 @@ def test_names_that_are_not_utf8_pass() -> None:
 
 def test_what_does_not_fit_into_a_frame_is_refused_with_a_way_out() -> None:
     Command(argv=["echo", "x" * 100_000]).start({}).encode()
-    for command in (
-        Command(argv=["echo", "x" * 140_000]),
-        Command(text="x" * 140_000, shell="main"),
-        Command(text="x", env={"A": "x" * 140_000}),
+    given: dict[str, Any]
+    for given in (
+        {"argv": ["echo", "x" * 140_000]},
+        {"text": "x" * 140_000, "shell": "main"},
+        {"text": "x", "env": {"A": "x" * 140_000}},
     ):
         with pytest.raises(InvalidRequest, match="to a file"):
-            command.start({}).encode()
+            Command(**given)
+    with pytest.raises(InvalidRequest, match="to a file"):  # with the environment's variables it does not fit
+        Command(argv=["echo", "x" * 100_000]).start({"A": "x" * 40_000}).encode()
 
 
 def test_a_shell_keeps_its_own_variables_and_exports_those_of_the_call() -> None:

@@ -150,7 +150,7 @@ async def test_output_of_a_call_waits_for_the_disk() -> None:
         disk.result()
 
     log = Log()
-    session: Any = SimpleNamespace(home=SimpleNamespace(log=log))
+    session: Any = SimpleNamespace(home=SimpleNamespace(log=log, tenant="", worked=lambda _: None))
     for error in (None, StoreUnavailable("no such disk")):
         disk = asyncio.get_running_loop().create_future()
         call = Call(session, {}, on_disk=on_disk)
@@ -165,7 +165,7 @@ async def test_output_of_a_call_waits_for_the_disk() -> None:
         else:
             disk.set_exception(error)
         await telling
-        assert len(tap._queue) == (error is None)
+        assert bool(tap._queue) == (error is None)
 
 
 @asynchronous

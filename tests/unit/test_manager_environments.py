@@ -186,7 +186,7 @@ async def test_a_hundred_deletes_at_once_remove_once() -> None:
     assert environment.info.ended_reason == "deleted"
     assert await manager.delete(CALLER, environment.id) is environment
     with pytest.raises(EnvironmentEnded, match="deleted"):
-        manager.running(CALLER, environment.id)
+        await manager.running(CALLER, environment.id)
 
 
 @asynchronous
@@ -228,9 +228,9 @@ async def test_a_removal_that_fails_is_told_and_tried_again() -> None:
     backend.fault = fault
     with pytest.raises(PlatformError, match="busy mount"):
         await manager.delete(CALLER, "mine")
-    assert environment.info.state == "deleting"
+    assert environment.state is State.DELETING
     with pytest.raises(EnvironmentEnded):
-        manager.running(CALLER, "mine")
+        await manager.running(CALLER, "mine")
     clock.advance(lifecycle.RETRY_AFTER)
     await until(lambda: len(backend.stops) == 2)
     backend.fault = lambda at, _: None
@@ -252,7 +252,7 @@ async def test_lifetime_ends_even_what_is_busy_and_idle_time_only_what_is_not() 
     clock.advance(9.9)
     assert idle.info.state == "running"
     clock.advance(0.1)
-    assert idle.info.state == "deleting"
+    assert idle.state is State.DELETING
     clock.advance(89.9)
     assert busy.info.state == "running"
     clock.advance(0.2)
@@ -281,7 +281,7 @@ async def test_idle_time_counts_from_the_end_of_the_last_use() -> None:
     clock.advance(9)
     assert environment.info.state == "running"
     clock.advance(1)
-    assert environment.info.state == "deleting"
+    assert environment.state is State.DELETING
 
 
 @asynchronous
@@ -308,7 +308,7 @@ async def test_a_heartbeat_can_shorten_a_life() -> None:
     environment = await manager.create(CALLER, policy=POLICY, lifetime=1000, idle=1000)
     await manager.heartbeat(CALLER, environment.id, 5)
     clock.advance(5)
-    assert environment.info.state == "deleting"
+    assert environment.state is State.DELETING
     with pytest.raises(InvalidRequest):
         await manager.heartbeat(CALLER, (await manager.create(CALLER, policy=POLICY)).id, -1)
 

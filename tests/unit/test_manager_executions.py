@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
+from typing import Any, cast
 
 import pytest
 
@@ -16,8 +18,11 @@ from skerry.manager.environment import Environment
 from skerry.manager.environments import EnvironmentManager
 from skerry.manager.executions import Executions
 from skerry.manager.line import WAITING_MAX
+from skerry.manager.output import Recent
+from skerry.manager.records import since_boot
 from skerry.manager.room import Room
 from skerry.models import ExecutionResult, Outcome, State
+from skerry.store.executions import ExecutionRecord
 from tests.unit.stubs import (
     CALLER,
     POLICY,
@@ -153,6 +158,37 @@ async def test_a_timeout_kills() -> None:
     follower = asyncio.create_task(executions.prepare(CALLER, shell()).run())
     (await channel.nth(2)).end()
     assert (await follower).ok
+
+
+@pytest.mark.parametrize("jump", [-100_000.0, 100_000.0])
+@asynchronous
+async def test_timeout_of_an_adopted_execution_ignores_jumps_of_the_clock(
+    monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr(one.Execution, "_limit", lambda _, seconds: limits.append(seconds))
+    _, _, environment, executions, channel = await setup()
+    running = asyncio.create_task(executions.prepare(CALLER, Command(argv=["a"])).run())
+    process = await channel.nth(1)
+    detail = {
+        "stdin": False,
+        "pty": None,
+        "user": "appuser",
+        "timeout": 60.0,
+        "began": since_boot() - 50,
+        "caller": {"token": "", "peer": "", "request_id": "", "traceparent": ""},
+    }
+    record = ExecutionRecord(
+        id="adopted",
+        environment_id=environment.id,
+        command="a",
+        started_at=time.time() - 50 + jump,
+        detail=detail,
+    )
+    one.Execution.adopted(executions, record, cast(Any, process), Recent(1000))
+    assert 5 < limits[-1] <= 10
+    process.end()
+    await running
 
 
 @asynchronous

@@ -223,7 +223,7 @@ class World:
     async def execute(self, environment: str) -> None:
         with self.history.call("execute", environment=environment, word=WORD) as call:
             try:
-                _, executions = self.manager.running(CALLER, environment)
+                _, executions = await self.manager.running(CALLER, environment)
                 result = await executions.prepare(CALLER, Command(argv=["work"])).run()
             except SkerryError as error:
                 call.error = error.code

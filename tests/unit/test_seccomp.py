@@ -17,7 +17,7 @@ from skerry.host.seccomp import compile_profile, load_profile, profile_names
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 I386, ARM = 0x40000003, 0x40000028
-PROFILES = ("debug", "default", "strict")
+PROFILES = ("debug", "default", "filters", "strict")
 TABLES = Path(__file__).parents[2] / "src/skerry/host/profiles/syscalls"
 NUMBERS = {
     arch: {
@@ -107,6 +107,7 @@ STRICT_REFUSED = names(
 STRICT_ABSENT = names("seccomp memfd_create pkey_alloc pkey_free pkey_mprotect")
 DEBUG_ALLOWED = names("ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp")
 ON_ZEROES = {"socket": "EAFNOSUPPORT", "socketpair": "EAFNOSUPPORT", "ioctl": "ENOTTY", "prctl": "EINVAL"}
+ON_ZEROES |= {"ioprio_set": "EPERM"}
 STRICT_ON_ZEROES = ON_ZEROES | {"setsockopt": "ENOPROTOOPT"}
 
 
@@ -115,6 +116,7 @@ STRICT_ON_ZEROES = ON_ZEROES | {"setsockopt": "ENOPROTOOPT"}
     ("profile", "refused", "absent", "on_zeroes"),
     [
         ("default", REFUSED, ABSENT, ON_ZEROES),
+        ("filters", REFUSED, ABSENT, ON_ZEROES),
         ("debug", REFUSED - DEBUG_ALLOWED, ABSENT, ON_ZEROES),
         ("strict", REFUSED | STRICT_REFUSED, ABSENT | STRICT_ABSENT, STRICT_ON_ZEROES),
     ],
@@ -203,6 +205,26 @@ RULES: list[tuple[str, tuple[int, ...], str]] = [
     ("setrlimit", (7,), "allow"),
     ("prlimit64", (0, 4, 8), "ignore"),
     ("prlimit64", (0, 7, 8), "allow"),
+    ("prlimit64", (1, 7, 8), "EPERM"),
+    ("prlimit64", (1, 4, 8), "EPERM"),
+    ("prlimit64", (2, 7, 8), "allow"),
+    *[("setpriority", (which, 1, 5), "EPERM") for which in (0, 1, 2)],
+    *[("setpriority", (which, who, 5), "allow") for which in (0, 1) for who in (0, 2)],
+    ("setpriority", (2, 0, 5), "EPERM"),
+    *[("ioprio_set", (which, 1, 5), "EPERM") for which in (1, 2, 3)],
+    *[("ioprio_set", (which, who, 5), "allow") for which in (1, 2) for who in (0, 2)],
+    ("ioprio_set", (3, 0, 5), "EPERM"),
+    *[("sched_setaffinity", (pid,), "EPERM" if pid == 1 else "allow") for pid in (0, 1, 2)],
+    *[("sched_setparam", (pid,), "EPERM" if pid == 1 else "allow") for pid in (0, 1, 2)],
+    *[("sched_setscheduler", (pid, 0), "EPERM" if pid == 1 else "allow") for pid in (0, 1, 2)],
+    *[("seccomp", (operation,), "allow") for operation in (0, 2, 3)],
+    ("seccomp", (1,), "EINVAL"),
+    *[("mmap", (0, 4096, 3, flags), "allow") for flags in (0x22, 0x100022, 0x20002)],
+    *[("mmap", (0, 4096, 3, flags), "ENOMEM") for flags in (0x40022, 0x54040022)],
+    *[("memfd_create", (8, flags), "allow") for flags in (0, 3, 8)],
+    *[("memfd_create", (8, flags), "EINVAL") for flags in (4, 7, 0x54000004)],
+    *[("shmget", (0, 4096, flags), "allow") for flags in (0, 0o1600)],
+    *[("shmget", (0, 4096, flags), "EPERM") for flags in (0o5600, 0x54000800)],
     *[("ioctl", (0, r), "EPERM") for r in (0x5412, 0x541C, 0x541D, 0x5423)],
     *[("ioctl", (0, r), "allow") for r in (0x5401, 0x5413, 0x540E, 0x541B, 0x5421, 0x5451, 0x5411, 0x541E)],
     *[("ioctl", (0, r), "allow") for r in (0x80045430, 0x40045431, 0x5441, 0x802C542A, 0x5422, 0x5424)],
@@ -219,8 +241,11 @@ RULES: list[tuple[str, tuple[int, ...], str]] = [
     *[("personality", (p,), "EPERM") for p in (0x40000, 0x400000, 0x100000, 0x8000000, 1, 9, 0xFFFFFFFE)],
     *[("sched_setscheduler", (0, p), "allow") for p in (0, 3, 5, 0x40000000, 0x40000003)],
     *[("sched_setscheduler", (0, p), "EPERM") for p in (1, 2, 6, 7, 0x40000001, 0xFFFFFFFF)],
-    *[("prctl", (o,), "allow") for o in (1, 4, 8, 15, 22, 24, 28, 36, 38, 47, 0x53564D41)],
-    *[("prctl", (o,), "EINVAL") for o in (0, 31, 35, 48, 57, 59, 62, 67, 77, 1000, 0x53564D40, 0x53564D42)],
+    *[("prctl", (o,), "allow") for o in (1, 4, 8, 15, 21, 24, 28, 36, 38, 47, 0x53564D41)],
+    *[
+        ("prctl", (o,), "EINVAL")
+        for o in (0, 22, 31, 35, 48, 57, 59, 62, 67, 77, 1000, 0x53564D40, 0x53564D42)
+    ],
 ]
 
 
@@ -275,6 +300,17 @@ def test_debug_adds_only_what_debuggers_need() -> None:
         assert answer("debug", "personality", persona | 0x40000) == "allow"
     assert answer("debug", "personality", 0x400000) == "EPERM"
     assert answer("debug", "perf_event_open") == "EPERM"
+
+
+def test_filters_adds_only_seccomp_filters() -> None:
+    for arch in ARCHES:
+        assert plain_answers("filters", arch) == plain_answers("default", arch)
+        assert (
+            answer("filters", "seccomp", 1, arch=arch) == answer("filters", "prctl", 22, arch=arch) == "allow"
+        )
+        for option in (*range(128), 0x53564D41, 0x41555856, 0x59616D61):
+            if option != 22:
+                assert answer("filters", "prctl", option) == answer("default", "prctl", option)
 
 
 def test_strict_has_no_network_and_no_filters() -> None:
@@ -370,7 +406,7 @@ def test_names() -> None:
 def test_unknown_profile(name: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         compile_profile(name)
-    assert caught.value.hint == "known: debug, default, strict"
+    assert caught.value.hint == "known: debug, default, filters, strict"
 
 
 def test_unknown_architecture() -> None:

@@ -15,7 +15,7 @@ from skerry.cli import main
 from skerry.errors import InvalidRequest
 from skerry.tools import table
 from skerry.tools.arguments import TEXT_MAX, check
-from skerry.tools.results import bounded
+from skerry.tools.results import FIELD_MAX, bounded, sent_length
 from skerry.tools.schema import FORMATS, schemas
 
 JUNK = st.recursive(
@@ -110,13 +110,36 @@ def test_defaults_and_null() -> None:
     assert check(table.EXECUTE_COMMAND.parameters, '{"command": "x", "timeout_seconds": null}') == wanted
 
 
-@hypothesis.given(st.text(max_size=300), st.integers(2, 100))
-def test_bounded(text: str, limit: int) -> None:
+@pytest.mark.parametrize("name", ["timeout", "cpu_limit", "mem_limit"])
+def test_numbers_that_json_cannot_carry_are_refused(name: str) -> None:
+    for number in (10**5000, -(10**5000), 1 << 60):
+        with pytest.raises(InvalidRequest, match=f"{name} must be between"):
+            check(table.EXECUTE_CODE.parameters, {"language": "python", "code": "", name: number})
+
+
+@hypothesis.given(
+    st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from('\0\x1b"\\\n'), max_size=300),
+    st.integers(2, 100),
+)
+def test_texts_are_bounded_with_their_escapes(text: str, limit: int) -> None:
     shown = bounded(text, limit, "/tmp/whole")
-    if len(text) <= limit:
+    if sent_length(text) <= limit:
         assert shown == text
         return
-    assert len(shown) < limit + 100
-    head, tail = text[: limit - limit // 2], text[-(limit // 2) :]
-    words = f"\n[... {len(text) - limit} of {len(text)} characters cut; all of it is in /tmp/whole ...]\n"
-    assert shown == head + words + tail
+    match = re.fullmatch(
+        r"(.*)\n\[\.\.\. (\d+) of (\d+) characters cut; all of it is in /tmp/whole \.\.\.\]\n(.*)",
+        shown,
+        re.DOTALL,
+    )
+    assert match
+    head, tail = match[1], match[4]
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    assert int(match[3]) == len(text) == len(head) + len(tail) + int(match[2])
+    # No escape is cut in two, so up to five characters of each half are left free.
+    assert limit - 12 < sent_length(head) + sent_length(tail) <= limit
+
+
+def test_control_characters_do_not_multiply_a_result() -> None:
+    for text in ("\0" * 50_000, "\x1b" * FIELD_MAX, '"' * FIELD_MAX, "\n" * 20_000):
+        assert sent_length(bounded(text)) < FIELD_MAX + 200

@@ -17,7 +17,7 @@ class Noted:
     """A door and its calls in one."""
 
     def __init__(self, version: str = "3.11.2", install: Exception | None = None) -> None:
-        self.version = version
+        self.told = version
         self.install = install
         self.asked: list[Any] = []
 
@@ -30,13 +30,17 @@ class Noted:
     async def create(self, name: str, image: str, limits: Mapping[str, Any]) -> None:
         self.asked.append(("create", image))
 
+    async def version(self, language: str, image: str) -> str:
+        self.asked.append(("version", image))
+        return self.told
+
     async def run(
         self, name: str, session: str, code: str, timeout: float, packages: list[str]
     ) -> ExecutionResult:
         self.asked.append(("run", packages))
         if packages and self.install is not None:
             raise self.install
-        return result(self.version)
+        return result("ran")
 
     def close(self) -> None:
         self.asked.append("closed")
@@ -56,7 +60,6 @@ def test_packages_are_for_the_session_that_runs_the_code() -> None:
     noted = Noted()
     asyncio.run(SandboxManager(noted).runCode(request(packages=["one", "two==2"])))
     assert [step for step in noted.asked if step[0] == "run"] == [
-        ("run", []),  # to ask for its version
         ("run", ["one", "two==2"]),
     ]
 
@@ -81,6 +84,18 @@ def test_a_registry_that_is_down_is_the_infrastructures_fault() -> None:
 def test_a_session_that_lies_about_its_version_is_unknown(told: str) -> None:
     answer = asyncio.run(SandboxManager(Noted(told)).runCode(request()))
     assert answer["runtime"] == "python:unknown"
+
+
+@pytest.mark.requirement("R7")
+def test_the_version_of_an_image_is_asked_for_once() -> None:
+    async def main() -> None:
+        noted = Noted()
+        manager = SandboxManager(noted)
+        for _ in range(3):
+            assert (await manager.runCode(request()))["runtime"] == "python:3.11.2"
+        assert [step for step in noted.asked if step[0] == "version"] == [("version", "host")]
+
+    asyncio.run(main())
 
 
 @pytest.mark.requirement("R7")

@@ -40,6 +40,11 @@ def set_up() -> None:
     mount("devpts", "/dev/pts", "gid=5,mode=620,ptmxmode=666")
     mount("tmpfs", "/dev/shm", "mode=1777")
     mount("tmpfs", "/run", "mode=755")
+    # The root's disk is smaller than a workspace of the default size.
+    roomy = Path("/skerry/tmp")
+    roomy.mkdir()
+    roomy.chmod(0o1777)
+    subprocess.run(["mount", "--bind", str(roomy), "/tmp"], check=True)
     (CGROUPS / "cgroup.subtree_control").write_text("+cpu +memory +pids +io")
     subprocess.run(["modprobe", "-a", "overlay", "loop", "fuse"], check=True)
     # With swap at hand a memory limit that allowed swapping would not kill.

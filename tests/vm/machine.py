@@ -183,13 +183,13 @@ def _repository_image(directory: Path) -> Path:
     staging, image = directory / "staging", directory / "repository.ext4"
     packages = sysconfig.get_paths()["purelib"]
     shutil.copytree(packages, staging / "site", ignore=shutil.ignore_patterns(*NOT_NEEDED_INSIDE))
-    for name in ("src", "tests"):
+    for name in ("src", "scripts", "tests"):
         shutil.copytree(REPOSITORY / name, staging / "repo" / name)
     shutil.copy(REPOSITORY / "pyproject.toml", staging / "repo")
     shutil.copy(HERE / "agent.py", staging)
     staging.chmod(0o755)
     (staging / "repo").chmod(0o777)
-    _do("mke2fs", "-q", "-t", "ext4", "-d", str(staging), str(image), "1G")
+    _do("mke2fs", "-q", "-t", "ext4", "-d", str(staging), str(image), "8G")
     shutil.rmtree(staging)
     return image
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skerry.errors import InvalidRequest
-from skerry.images.tarstream import EXTENDED_MAX, Entry, Kind, TarReader
+from skerry.tarstream import EXTENDED_MAX, Entry, Kind, TarReader
 
 
 def header(name: bytes, size: int = 0, kind: bytes = b"0") -> bytes:
