@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import skerry
-from benchmarks import baselines, code, dockerd, egress, ours, report, service
+from benchmarks import baselines, code, dockerd, egress, neighbours, ours, report, service
 from benchmarks.dockerd import Unavailable
 from benchmarks.measure import Subject, take_turns
 
@@ -84,6 +85,10 @@ def measure(rounds: int, environments: int) -> int:
         _progress("the way out")
         results["egress"] = egress.measure(3)
         _progress("")
+    try:
+        results["neighbours"] = _neighbours()
+    except Unavailable as error:
+        found.missing["noisy neighbours"] = str(error)
     results["missing"] = found.missing
     results["times"] = {key: asdict(summary) for key, summary in times.items()}
 
@@ -97,6 +102,40 @@ def measure(rounds: int, environments: int) -> int:
     for promise, met, value in kept:
         print(f"  {'kept  ' if met else 'MISSED'}  {promise}: {value}")
     return sum(not met for _, met, _ in kept)
+
+
+def _neighbours() -> dict[str, Any]:
+    """The noisy-neighbour table, also put into docs/benchmarks.md. Raises Unavailable."""
+    state = _state()
+    cells = neighbours.measure(progress=_progress)
+    _progress("")
+    neighbours.write_page(cells, state)
+    return {"state": state, "cells": cells}
+
+
+def _state() -> str:
+    """The machine, and how busy it was before anything was measured."""
+    return f"{report.machine()}. Load average before: {os.getloadavg()[0]:.1f}."
+
+
+def measure_neighbours(arguments: argparse.Namespace) -> int:
+    """The noisy-neighbour table alone; the files are only written for a whole table."""
+    if arguments.attack or arguments.attackers or arguments.cell_rounds:
+        counts = arguments.attackers or neighbours.COUNTS
+        cells = neighbours.measure(
+            arguments.cell_rounds or neighbours.ROUNDS, arguments.attack or (), counts, _progress
+        )
+        _progress("")
+    else:
+        results = json.loads((HERE / "results.json").read_text())
+        results["neighbours"] = _neighbours()
+        (HERE / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+        cells = results["neighbours"]["cells"]
+    print(neighbours.markdown(cells))
+    broken = neighbours.missed(cells)
+    for line in broken:
+        print(f"  MISSED  {line}")
+    return len(broken)
 
 
 def measure_door(client: skerry.Client, make: Callable[[], skerry.AsyncClient]) -> dict[str, Any]:
@@ -137,8 +176,18 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--environments", type=int, default=500, help="how many to have alive at once")
     parser.add_argument("--check", action="store_true", help="fail when a promise is not kept")
+    commands = parser.add_subparsers(dest="what")
+    alone = commands.add_parser("neighbours", help="only the noisy-neighbour table")
+    alone.add_argument(
+        "--attack", action="append", choices=neighbours.names(), help="only this one; may be repeated"
+    )
+    alone.add_argument("--attackers", action="append", type=int, help="how many; may be repeated")
+    alone.add_argument("--rounds", type=int, dest="cell_rounds", help="of each cell")
     arguments = parser.parse_args()
-    missed = measure(arguments.rounds, arguments.environments)
+    if arguments.what == "neighbours":
+        missed = measure_neighbours(arguments)
+    else:
+        missed = measure(arguments.rounds, arguments.environments)
     return 1 if missed and arguments.check else 0
 
 

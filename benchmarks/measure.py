@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from statistics import median
 
 
@@ -70,9 +71,10 @@ def take_turns(
 
 
 def summarize(values: Sequence[float]) -> Summary:
+    """A percentile is the least value that so many percent of all are not above (nearest rank)."""
     ordered = sorted(values)
 
     def at(part: float) -> float:
-        return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+        return ordered[max(0, ceil(len(ordered) * part) - 1)]
 
     return Summary(median(ordered), at(0.95), at(0.99), len(ordered))

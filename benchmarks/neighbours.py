@@ -1,0 +1,375 @@
+"""The noisy-neighbour table: what a tenant notices of 1, 4 and 16 attackers of another tenant.
+
+The neighbour is one environment of its own tenant, used by a client process of its own from an address of its own. Each
+attack has a fresh daemon, and the neighbour's calls are compared with those beside as many environments that burn CPU.
+Daemon, clients and environments are in a network namespace that leads nowhere else. Needs root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skerry
+from benchmarks import attacks
+from benchmarks.attacks import CLIENTS, Program, Target
+from benchmarks.dockerd import Unavailable
+from benchmarks.measure import summarize
+from skerry.host.cgroup_places import write
+from skerry.host.cgroups import CgroupManager
+from tests import support
+from tests.integration.daemon import Daemon, started
+from tests.integration.egress_world import ip
+from tests.integration.internet import in_a_network_of_its_own, internet
+
+COUNTS = (1, 4, 16)
+ADDRESS = "93.184.216.34"
+"""Which the connections go to."""
+SETTLE = 1.0
+"""Seconds that an attack has before anything is measured."""
+GIVE_UP = 30.0
+"""Seconds after which a neighbour that has no answer is not waited for any more."""
+CALLS = ("command", "read", "create")
+YARDSTICK = "CPU burners"
+IDLE = "idle"
+HOSTS = ("127.0.0.1", "127.0.0.2")
+"""Where attackers and where the neighbour reach the daemon. Each is also the address that they come from."""
+
+ROUND = ("command", "read", "command", "read", "create")
+ROUNDS = 100
+"""Of each cell, so that a 99th percentile is not the slowest call alone."""
+ROUND_SECONDS = 0.2
+"""A cell ends with fewer rounds when they take longer than this, on average."""
+YARDSTICK_TIMES = 3
+"""As many rounds beside the burners, which everything is divided by."""
+RATIO_MAX = 2.0
+PEAK_MAX = 300_000_000
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- neighbours: begin -->", "<!-- neighbours: end -->"
+
+Cell = dict[str, Any]
+
+
+class Neighbour:
+    """The process that makes the neighbour's calls; see `_serve`."""
+
+    def __init__(self, url: str, token: str) -> None:
+        argv = [sys.executable, "-m", "benchmarks.neighbours", url, token]
+        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self._ask("")
+
+    def measure(self, rounds: int) -> dict[str, Any] | None:
+        """Seconds of each call by kind, and how many were `refused`; None when one had no answer for too long."""
+        return self._ask(str(rounds), rounds * ROUND_SECONDS)
+
+    def _ask(self, line: str, seconds: float = 0.0) -> dict[str, Any] | None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        if line:
+            self._process.stdin.write(f"{line}\n".encode())
+        if not select.select([self._process.stdout], [], [], seconds + GIVE_UP)[0]:
+            return None
+        answer = b""
+        while not answer.endswith(b"\n"):
+            data = self._process.stdout.read(1 << 20)
+            if not data:
+                raise RuntimeError("the neighbour's process has ended")
+            answer += data
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def _serve(url: str, token: str) -> None:
+    """The neighbour's side: for each number of rounds on stdin a line of JSON with what was measured."""
+    with skerry.Client(url=url, token=token) as client, skerry.Environment(client=client) as env:
+        env.files.write("a.txt", b"x" * 1024)
+        env.run(["true"])
+        print("{}", flush=True)
+        for line in sys.stdin:
+            print(json.dumps(_calls(client, env, int(line))), flush=True)
+
+
+def _calls(client: skerry.Client, env: skerry.Environment, rounds: int) -> dict[str, Any]:
+    taken: dict[str, list[float]] = {name: [] for name in CALLS}
+    refused: list[str] = []
+    end = time.monotonic() + rounds * ROUND_SECONDS
+    for _ in range(rounds):
+        if time.monotonic() > end:
+            break
+        for name in ROUND:
+            made = None
+            start = time.perf_counter()
+            try:
+                if name == "command":
+                    if env.run(["true"]).exit_code != 0:
+                        raise skerry.PlatformError("true failed")
+                elif name == "read":
+                    env.files.read_bytes("a.txt")
+                else:
+                    made = skerry.Environment(client=client).create()
+            except skerry.SkerryError as error:
+                refused.append(f"{name}: {error}")
+                continue
+            taken[name].append(time.perf_counter() - start)
+            if made is not None:
+                with contextlib.suppress(skerry.SkerryError):
+                    made.delete()
+    return {"taken": taken, "refused": refused}
+
+
+class Scene:
+    """One daemon with its neighbour, and the attackers so far."""
+
+    def __init__(self, daemon: Daemon, port: int, grpc_port: int, stack: ExitStack) -> None:
+        self.daemon = daemon
+        self._ports = port, grpc_port
+        self._stack = stack
+        operator = stack.enter_context(skerry.Client(str(daemon.home)))
+        tokens = [operator.create_token(name, tenant=name)["token"] for name in ("attacker", "neighbour")]
+        self._token = tokens[0]
+        self._attacker = stack.enter_context(
+            skerry.Client(url=f"http://{HOSTS[0]}:{port}", token=self._token)
+        )
+        self.neighbour = Neighbour(f"http://{HOSTS[1]}:{port}", tokens[1])
+        stack.callback(self.neighbour.close)
+        self._attackers = 0
+        self._shared = ""
+        self._place = stack.enter_context(_clients_place())
+
+    def grow(self, name: str, count: int) -> None:
+        """Have `count` attackers in all."""
+        new, self._attackers = count - self._attackers, count
+        if name in CLIENTS:
+            self._clients(name, new)
+        elif name != IDLE:
+            self._programs(attacks.programs(ADDRESS).get(name, attacks.BURNER), new)
+
+    def _create(self, options: dict[str, Any]) -> str:
+        # Kept until the daemon stops, which ends them all.
+        return skerry.Environment(client=self._attacker, **options).create().id
+
+    def _programs(self, program: Program, count: int) -> None:
+        for environment in [self._create(program.options) for _ in range(count)]:
+            for _ in range(program.copies):
+                path = f"/environments/{environment}/executions"
+                self._attacker.transport.call("POST", path, json={"argv": program.argv})
+
+    def _clients(self, name: str, count: int) -> None:
+        client = CLIENTS[name]
+        waiting = []
+        for _ in range(count):
+            environment = self._shared or self._create(client.options)
+            if client.prepare and not self._shared:
+                env = skerry.Environment.get(environment, self._attacker)
+                if env.execute(client.prepare).exit_code != 0:
+                    raise RuntimeError(f"{client.prepare} failed")
+                self._shared = environment  # so that it is prepared once
+            target = Target(HOSTS[0], *self._ports, self._token, environment)
+            process = subprocess.Popen(
+                attacks.argv(name, target), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            self._stack.callback(_end, process)
+            for file in self._place:
+                write(file, str(process.pid))
+            waiting.append(process)
+        for process in waiting:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+
+
+@contextmanager
+def _clients_place() -> Iterator[list[str]]:
+    """Where attackers' clients write their pids, to weigh as much as all environments do.
+
+    They are programs of other machines, which would use no CPU here at all.
+    """
+    cgroups = CgroupManager.detect("skerry-clients")
+    cgroup = cgroups.create("0" * 12)
+    try:
+        join = cgroup.join
+        yield [*join.tasks_files, *([f"{join.into_dir}/cgroup.procs"] if join.into_dir else [])]
+    finally:
+        cgroup.remove()
+        cgroups.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+@contextmanager
+def _scene() -> Iterator[Scene]:
+    port, grpc_port = support.free_port(), support.free_port()
+    listen = [word for host in HOSTS for word in ("--listen", f"{host}:{port}")]
+    with support.temporary_home() as home:
+        try:
+            with (
+                started(home, *listen, "--grpc", f"{HOSTS[0]}:{grpc_port}") as daemon,
+                ExitStack() as stack,
+            ):
+                yield Scene(daemon, port, grpc_port, stack)
+        except subprocess.TimeoutExpired:
+            # It did not stop and was killed. The next daemon of this home removes what it left.
+            with started(home):
+                pass
+
+
+def _measure(scene: Scene, name: str, count: int, rounds: int) -> Cell:
+    scene.grow(name, count)
+    time.sleep(SETTLE if count else 0.0)
+    peak = Path(f"/proc/{scene.daemon.process.pid}")
+    (peak / "clear_refs").write_text("5")  # resets the peak
+    found = scene.neighbour.measure(rounds)
+    status = (peak / "status").read_text()
+    cell: Cell = {
+        "attack": name,
+        "attackers": count,
+        "peak_bytes": 1024 * int(status.split("VmHWM:")[1].split()[0]),
+        "answered": found is not None,
+        "refused": [] if found is None else found["refused"],
+    }
+    for call in CALLS:
+        times = [] if found is None else found["taken"][call]
+        cell[call] = asdict(summarize(times)) if times else None
+    return cell
+
+
+def _attack(name: str, counts: Sequence[int], rounds: int) -> list[Cell]:
+    cells: list[Cell] = []
+    try:
+        with _scene() as scene:
+            for count in counts:
+                cells.append(_measure(scene, name, count, rounds))
+                if not cells[-1]["answered"]:
+                    break
+    except (OSError, RuntimeError, AssertionError, skerry.SkerryError, pytest.fail.Exception) as error:
+        cells.append({"attack": name, "failed": f"{type(error).__name__}: {error}"})
+    return cells
+
+
+def names() -> list[str]:
+    """Of all attacks, in the order of the table."""
+    return [*attacks.programs(ADDRESS), *CLIENTS]
+
+
+def markdown(cells: Sequence[Cell]) -> str:
+    """The table: median / 99th percentile in ms of each call, and the ratio of the latter to the burners'."""
+    yardstick = {
+        cell["attackers"]: cell for cell in cells if cell["attack"] == YARDSTICK and "failed" not in cell
+    }
+    lines = [
+        f"| attack | attackers | {' | '.join(CALLS)} | samples | daemon, peak | refused |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for cell in cells:
+        if "failed" in cell:
+            lines.append(f"| {cell['attack']} | | {cell['failed']} | | | | | |")
+            continue
+        base = yardstick.get(cell["attackers"], {})
+        told = [_told(cell, base.get(call), call) for call in CALLS]
+        samples = "/".join(str(cell[call]["samples"] if cell[call] else 0) for call in CALLS)
+        refused = len(cell["refused"]) if cell["answered"] else "?"
+        peak = f"{cell['peak_bytes'] / (1 << 20):.0f} MiB"
+        row = (cell["attack"], cell["attackers"], *told, samples, peak, refused)
+        lines.append(f"| {' | '.join(map(str, row))} |")
+    return "\n".join(lines)
+
+
+def _told(cell: Cell, base: dict[str, float] | None, call: str) -> str:
+    if not cell["answered"]:
+        return f"no answer in {GIVE_UP:.0f} s"
+    found = cell[call]
+    if found is None:
+        return "none"
+    text = f"{_ms(found['median'])} / {_ms(found['p99'])}"
+    if base is None or cell["attack"] == YARDSTICK:
+        return text
+    return f"{text} ({found['p99'] / base['p99']:.1f}×)"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f}" if seconds < 0.1 else f"{seconds * 1000:.0f}"
+
+
+def missed(cells: Sequence[Cell]) -> list[str]:
+    """Where the promise is not kept: p99 within 2× of the burners, daemon under 300 MB, nothing refused."""
+    yardstick = {
+        cell["attackers"]: cell for cell in cells if cell["attack"] == YARDSTICK and "failed" not in cell
+    }
+    broken = []
+    for cell in cells:
+        where = f"{cell['attack']} × {cell.get('attackers', '?')}"
+        if "failed" in cell:
+            broken.append(f"{where}: {cell['failed']}")
+            continue
+        if not cell["answered"]:
+            broken.append(f"{where}: no answer")
+        if cell["refused"]:
+            broken.append(f"{where}: {len(cell['refused'])} refused, such as {cell['refused'][0]}")
+        if cell["peak_bytes"] >= PEAK_MAX:
+            broken.append(f"{where}: the daemon had {cell['peak_bytes'] / 1e6:.0f} MB")
+        for call in CALLS:
+            base = yardstick.get(cell["attackers"], {}).get(call)
+            if base and cell[call] and cell[call]["p99"] > RATIO_MAX * base["p99"]:
+                broken.append(
+                    f"{where}: p99 of {call} {cell[call]['p99'] / base['p99']:.1f}× that of the burners"
+                )
+    return broken
+
+
+def write_page(cells: Sequence[Cell], state: str) -> None:
+    """Put the table into docs/benchmarks.md, between the markers."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n{state}\n\n{markdown(cells)}\n{END}{after}")
+
+
+def measure(
+    rounds: int = ROUNDS,
+    wanted: Sequence[str] = (),
+    counts: Sequence[int] = COUNTS,
+    progress: Callable[[str], None] = lambda text: None,
+) -> list[Cell]:
+    """The cells of the table: idle, the yardstick, then each attack. Raises Unavailable without root."""
+    if os.geteuid() != 0:
+        raise Unavailable("needs root")
+    cells: list[Cell] = []
+
+    def body() -> None:
+        ip("link set lo up", f"route replace table local local {HOSTS[1]} dev lo src {HOSTS[1]}")
+        with internet([ADDRESS]) as outside:
+            outside.names = {"www.example.com": ADDRESS}
+            progress(IDLE)
+            cells.extend(_attack(IDLE, [0], rounds))
+            progress(YARDSTICK)
+            cells.extend(_attack(YARDSTICK, counts, rounds * YARDSTICK_TIMES))
+            for name in wanted or names():
+                progress(name)
+                cells.extend(_attack(name, counts, rounds))
+
+    in_a_network_of_its_own(body)
+    return cells
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])
