@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON := .venv/bin/python
 SETUP := scripts/setup.sh scripts/build_native.py pyproject.toml hatch_build.py
 
-.PHONY: help run test test-unit check bench native clean
+.PHONY: help run test test-all soak test-unit check bench native clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -12,9 +12,17 @@ help: ## show this list
 run: .venv/installed native ## set up what is missing, then show an environment at work
 	@$(PYTHON) scripts/demo.py
 
-test: .venv/installed-dev native ## every test, after installing what they need
+test: .venv/installed-dev native ## every test but the soaks, after installing what they need
 	@scripts/setup_test_deps.sh
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -m "not soak"
+
+test-all: ## `make test`, then the soaks
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory soak
+
+soak: .venv/installed-dev native ## 15 minutes of random histories and mixed load, at the same time
+	@scripts/setup_test_deps.sh
+	$(PYTHON) -m tests.soak
 
 test-unit: .venv/installed-dev ## the tests that need nothing but Python
 	$(PYTHON) -m pytest tests/unit
@@ -29,6 +37,7 @@ check: .venv/installed-dev ## style, types, import rules, generated code, C warn
 	$(PYTHON) scripts/generate_api_docs.py --check
 	$(PYTHON) scripts/generate_grpc.py --check
 	$(PYTHON) scripts/generate_requirements.py --check
+	$(PYTHON) scripts/generate_security.py --check
 	$(PYTHON) scripts/build_native.py --check
 
 bench: .venv/installed-bench native ## measure beside bubblewrap, runc and Docker, in one run
@@ -52,5 +61,5 @@ clean: ## remove everything that the other targets made
 	@touch .venv/installed $@
 
 .venv/installed-bench: $(SETUP)
-	@scripts/setup.sh bench
-	@touch .venv/installed $@
+	@scripts/setup.sh dev bench
+	@touch .venv/installed .venv/installed-dev $@
