@@ -297,12 +297,12 @@ for _ in range(100):
     ),
     "System V messages": (
         """
-for _ in range(100):
+for _ in range(1000):
     queue = libc.msgget(0, 0o1600)
     for _ in range(2):
         assert libc.msgsnd(queue, ctypes.create_string_buffer(bytes([1] * 8) + bytes(8000)), 8000, 0) == 0
 """,
-        100 * 2 * 8000,
+        1000 * 2 * 8000,
     ),
     "epoll watches": (
         """
@@ -345,13 +345,14 @@ libc.shmctl(part, 0, None)
 def test_kernel_memory_is_charged_to_the_environment(boxes: Boxes, what: str) -> None:
     code, size = CHARGED[what]
     used = []
-    for body in ("", code):
+    # Whoever reads a file first is charged for its page cache: the first environment does, and is not counted.
+    for body in ("", "", code):
         start = "import ctypes, os, signal\nlibc = ctypes.CDLL(None)\nheld = []"
         program = f"{start}\n{body}\nos.write(1, b'held')\nsignal.pause()"
         with boxes.fresh("rootful") as box:
             box.start([*PYTHON, program]).until("held")
             used.append(box.keeper.call("usage", id=box.id)["memory"])
-    assert used[1] - used[0] > size
+    assert used[2] - used[1] > size * 0.9
 
 
 def test_socket_memory_is_limited_for_each_environment(boxes: Boxes) -> None:
