@@ -37,31 +37,76 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         support.missing("needs root")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    """Fail the run when the host has a mount, cgroup, loop device, process or open file more than before.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, so that two processes end at about the same time."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
-    What is on the host cannot be told apart from what another run of the tests has there at the moment, so
-    that part is said and not judged while one is under way; each run holds a shared lock on /tmp.
-    """
-    lock = os.open("/tmp", os.O_RDONLY | os.O_DIRECTORY)
-    try:
+
+_HOST = pytest.StashKey[tuple[int, leaks.Snapshot]]()
+_LEFT = pytest.StashKey[list[str]]()
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Remember the host as it is; each run of the tests holds a shared lock on /tmp."""
+    if not _is_worker(session.config):
+        lock = os.open("/tmp", os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(lock, fcntl.LOCK_SH)
-        before = leaks.Snapshot.take()
-        yield
-        deadline = time.monotonic() + SETTLE_SECONDS
+        session.config.stash[_HOST] = lock, leaks.Snapshot.take()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """Fail the run when the host has a mount, cgroup, loop device or process more than before.
+
+    What another run of the tests has on the host at the moment cannot be told from this one's: while one is under way,
+    leaks are printed and do not count.
+    """
+    yield
+    if _HOST not in session.config.stash:
+        return
+    lock, before = session.config.stash[_HOST]
+    try:
         alone = _try_lock(lock)
-        while left := leaks.of_this_process(before) + (leaks.on_host(before) if alone else []):
-            if time.monotonic() > deadline:
-                break
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while (left := leaks.on_host(before)) and time.monotonic() < deadline:
             time.sleep(0.1)
-        if not alone:
-            for leak in leaks.on_host(before):
-                print(f"new on the host, by this or by another run of the tests: {leak}")
-        if left:
-            pytest.fail("the tests left behind:\n" + "\n".join(left), pytrace=False)
     finally:
         os.close(lock)
+    session.config.stash[_LEFT] = left
+    if left and alone:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if left := config.stash.get(_LEFT, []):
+        terminalreporter.section("left behind on the host", red=True)
+        for leak in left:
+            terminalreporter.line(leak)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """Fail the run when this process has a child or an open file more than before."""
+    before = leaks.Snapshot.take()
+    yield
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while (left := leaks.of_this_process(before)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if left:
+        pytest.fail("the tests left behind:\n" + "\n".join(left), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _variables_are_restored() -> Iterator[None]:
+    """Fail a test that leaves an environment variable changed: the next one would see it."""
+    before = {**os.environ, "PYTEST_CURRENT_TEST": ""}
+    yield
+    assert {**os.environ, "PYTEST_CURRENT_TEST": ""} == before
 
 
 def _try_lock(fd: int) -> bool:

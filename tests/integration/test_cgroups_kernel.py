@@ -193,6 +193,7 @@ def test_the_pids_limit_is_exact(create: Create, run: Run) -> None:
     assert cgroup.usage().pids == 12
 
 
+@pytest.mark.alone
 def test_the_cpu_quota_holds_within_five_percent(create: Create, run: Run) -> None:
     """Measured in the kernel's own periods: CPU time that was used over CPU time that elapsed."""
     cgroup = create(Limits(cpus=0.1, memory=64 * MIB))

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 import skerry
 from tests import leaks, support
 from tests.integration.daemon import started
 from tests.integration.test_races import eventually
 
+pytestmark = pytest.mark.alone
 COUNT = 4
 BURN = "for i in $(seq $(nproc)); do while :; do :; done & done; wait"
 

@@ -6,6 +6,8 @@ import os
 import select
 from pathlib import Path
 
+import pytest
+
 from skerry.host import crowds
 from tests import leaks, support
 from tests.integration.daemon import started
@@ -17,6 +19,7 @@ while True:
     try: os.fork()
     except OSError: pass
 """
+pytestmark = pytest.mark.alone
 PATIENCE = 60.0
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests import support
 from tests.integration.daemon import Daemon, started
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.alone]
 
 PATIENCE = 30.0
 

@@ -69,7 +69,7 @@ def test_an_interrupt_ends_it_with_everything(home: Path, options: tuple[str, ..
             running = pool.submit(daemon.execute, environments[0], "echo begun; sleep 1000")
             daemon.wait_for_output(environments[0], "begun")
             daemon.process.send_signal(signal.SIGINT)
-            assert daemon.process.wait(30) == 0
+            assert daemon.process.wait(30) == 0, (home / "daemon.log").read_text()
             result = running.result()
         assert (result["outcome"], result["message"]) == (
             "canceled",

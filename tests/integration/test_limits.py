@@ -128,6 +128,7 @@ def test_what_is_reported_is_what_the_kernel_says(env: skerry.Environment) -> No
 
 @pytest.mark.requirement("R32")
 @pytest.mark.limits
+@pytest.mark.alone
 def test_the_cpu_quota_holds_within_five_percent(env: skerry.Environment) -> None:
     """Two processes that want a core each get a quarter of one together."""
     need(env, "cpu")

@@ -45,6 +45,8 @@ def strict_document() -> dict[str, Any]:
     return document
 
 
+# All tests that Schemathesis makes have one name, of which pytest-xdist would run the first alone.
+pytestmark = pytest.mark.alone
 Case = schemathesis.Case[Any]
 DOCUMENT = strict_document()
 schema = schemathesis.openapi.from_dict(DOCUMENT)

@@ -219,6 +219,7 @@ def test_context_verbs(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "token").write_text(f"{TOKEN}\n")
+    monkeypatch.setenv("SKERRY_CONTEXT", "")  # `--context` sets it
 
     def said(*words: str) -> Any:
         assert main(["context", *words, "--json"]) == 0

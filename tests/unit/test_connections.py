@@ -11,9 +11,10 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from skerry.daemon.connections import Http, Patience, Porter
+from skerry.daemon.connections import Http, Patience, Porter, WebSocket
+from skerry.daemon.http.attach import LOST
 from skerry.daemon.intake import LEAST, MOST, Intake
-from skerry.daemon.peers import Peer, take_share
+from skerry.daemon.peers import LINE, Peer, take_share
 from skerry.fairness import SLICE, budget, lines
 from tests.unit.stubs import asynchronous
 
@@ -39,7 +40,7 @@ class Pipe(asyncio.Transport):
         super().__init__()
         self.answered = asyncio.Event()
         self.answers = 0
-        self.aborted = False
+        self.aborted = self.closed = False
         self.reading = asyncio.Event()
         self.reading.set()
 
@@ -57,7 +58,7 @@ class Pipe(asyncio.Transport):
         return False
 
     def close(self) -> None:
-        pass
+        self.closed = True
 
     def abort(self) -> None:
         self.aborted = True
@@ -175,3 +176,31 @@ async def test_failure_of_the_parser_ends_the_connection() -> None:
     with pytest.raises(ValueError, match="mine"):
         await waiting
     assert pipe.aborted
+
+
+async def closes(scope: Scope, receive: Receive, send: Send) -> None:
+    """Ends a WebSocket as soon as it is open."""
+    await receive()
+    await send({"type": "websocket.accept"})
+    await send({"type": "websocket.close"})
+
+
+@asynchronous
+async def test_websocket_ends_when_the_peer_has_answered_the_close() -> None:
+    pipe = Pipe()
+    config = uvicorn.Config(closes, lifespan="off", log_config=None)
+    config.load()
+    loop = asyncio.get_running_loop()
+    state = {LINE: lambda: lines().of("tenant"), LOST: loop.create_future()}
+    server = ServerState()
+    websocket = WebSocket(config, server, state, loop)
+    websocket.connection_made(pipe)
+    websocket.data_received(
+        b"GET / HTTP/1.1\r\nhost: a\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+        b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    )
+    await asyncio.wait(server.tasks)
+    assert not pipe.closed
+    websocket.data_received(b"\x88\x82\0\0\0\0\x03\xe8")  # a close frame with the code 1000
+    assert pipe.closed
+    websocket.connection_lost(None)

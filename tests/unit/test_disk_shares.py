@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -277,3 +278,27 @@ def test_an_environment_is_limited_whatever_is_known_of_its_device(
 
 def _too_many(path: str) -> str:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_volume_attached_during_close_is_left_alone(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for device in ("7:0", "7:1", "7:2"):
+        machine.attach(device)
+    shares = machine.start()
+    machine.attach("7:3")
+    attaching = [threading.Thread(target=shares.add, args=("7:3",)) for _ in range(2)]
+
+    def write(path: str, value: str) -> None:
+        machine.write(path, value)
+        if attaching and value.endswith(" 0"):
+            thread = attaching.pop()
+            thread.start()
+            thread.join(0.2)  # it waits for the close to finish, unless nothing makes it wait
+
+    monkeypatch.setattr(disk_shares, "write", write)
+    threads = list(attaching)
+    shares.close()
+    for thread in threads:
+        thread.join()
+    assert machine.limits == {}

@@ -302,8 +302,12 @@ class WebSocket(WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: BaseTransport) -> None:
         line = self.app_state[LINE]
-        self._intake = Intake(cast(Transport, transport), super().data_received, self.queue.empty, line)
+        self._intake = Intake(cast(Transport, transport), super().data_received, self._takes_more, line)
         super().connection_made(cast(Transport, self._intake))
+
+    def _takes_more(self) -> bool:
+        """After our close frame nobody reads the queue, but the peer's answer ends the connection."""
+        return self.close_sent or self.queue.empty()
 
     def data_received(self, data: bytes) -> None:
         self._intake.take(data)

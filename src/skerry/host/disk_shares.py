@@ -89,6 +89,8 @@ class DiskShares:
         if not self._limits_write_back or (found := self._known(device)) is None:
             return
         with self._changed:
+            if self._stopped.is_set():
+                return
             self._devices[device] = found
             self._limit_write_back(device, self._shares[1])
             self._start()
@@ -117,10 +119,11 @@ class DiskShares:
         self._stopped.set()
         if (thread := self._thread) is not None:
             thread.join()
-        for device in self._devices:
-            self._limit_write_back(device, 0)
-        self._devices.clear()
-        self._limits_write_back = False
+        with self._changed:  # volumes may still be attached
+            for device in self._devices:
+                self._limit_write_back(device, 0)
+            self._devices.clear()
+            self._limits_write_back = False
 
     def _adopt(self) -> None:
         """Those that an earlier daemon left: its environments live, or its limits are still there."""
