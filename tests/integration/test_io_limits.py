@@ -97,6 +97,26 @@ def test_what_the_kernel_writes_back_later_is_limited(monkeypatch: pytest.Monkey
     assert LIMITED.read_text() == before
 
 
+def test_stream_of_data_goes_to_the_disk_directly() -> None:
+    """Else the kernel would write it back later, in bursts at the disk's full speed, and others would wait."""
+    with support.temporary_home() as home, started(home) as daemon:
+        streams, syncs = daemon.create(), daemon.create()
+
+        def start(environment: str, code: str) -> Path:
+            device = daemon.execute(environment, ["python3", "-c", DEVICE])["stdout"].strip()
+            path = f"/environments/{environment}/executions"
+            daemon.call("POST", path, {"argv": ["python3", "-c", code]}, expect=201)
+            return Path(f"/sys/dev/block/{device}/loop/dio")
+
+        other = start(syncs, SYNCS.replace("monotonic() + 2", "monotonic() + 3600"))
+        direct = start(streams, FILLS)
+        until = time.monotonic() + PATIENCE
+        while direct.read_text() != "1\n":
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert other.read_text() == "0\n"
+
+
 def test_the_limits_are_the_operators_and_on_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     with support.temporary_home() as home, started(home) as daemon:
         found = reported(daemon, daemon.create())

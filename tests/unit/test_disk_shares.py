@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from skerry.host import disk_shares
-from skerry.host.disk_shares import LEAST, LEAST_OPERATIONS, DiskShares
+from skerry.host.disk_shares import CALM, LEAST, LEAST_OPERATIONS, DiskShares
 
 MIB = 1 << 20
 TOTAL = 64 * MIB
@@ -23,6 +23,8 @@ class Machine:
         self.home = place / "volumes"
         self.cgroup, self.devices = place / "cgroup", place / "devices"
         self.limits: dict[str, int] = {}
+        self.direct: list[tuple[str, int, bool]] = []
+        """What was switched to direct I/O, and back."""
         for folder in (self.home, self.cgroup, self.devices):
             folder.mkdir()
         (self.cgroup / "release_agent").touch()
@@ -75,6 +77,7 @@ class Environment:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine(tmp_path)
     monkeypatch.setattr(disk_shares, "write", machine.write)
+    monkeypatch.setattr(disk_shares, "set_direct_io", lambda *words: machine.direct.append(words))
     monkeypatch.setattr(disk_shares, "IDLE_TICK", 3600.0)  # the tests look when they want
     return machine
 
@@ -302,3 +305,21 @@ def test_volume_attached_during_close_is_left_alone(
     for thread in threads:
         thread.join()
     assert machine.limits == {}
+
+
+def test_device_that_is_streamed_to_uses_direct_io_until_that_ends(machine: Machine) -> None:
+    for device in ("7:0", "7:1"):
+        machine.attach(device)
+    shares = machine.start()
+    machine.did("7:0", reads=0, writes=64, size=32 * MIB)
+    machine.did("7:1", reads=0, writes=8192, size=32 * MIB)  # small writes, as syncs make them
+    shares.look()
+    assert machine.direct == [("/dev/7:0", 1, True)]
+    for _ in range(CALM - 1):
+        shares.look()
+    assert len(machine.direct) == 1
+    shares.look()
+    assert machine.direct[1:] == [("/dev/7:0", 1, False)]
+    shares.look()
+    assert len(machine.direct) == 2
+    shares.close()

@@ -8,6 +8,11 @@ On cgroups v1 the limit of an environment's cgroup sees what its programs read, 
 the page cache until the kernel's own threads write it back is charged to those, and they are in the root cgroup. So the
 limit of each workspace's loop device is set there as well. It concerns that device alone, and is taken off when the
 device is ours no longer: a loop device detaches itself when its environment ends, and others may use it next.
+
+A limit of a loop device alone would be for nothing where much is written: the device writes to the page cache of its
+file, and the kernel writes that back in bursts at the disk's full speed. So a device whose environment streams data to
+it is switched to direct I/O, and back when that has ended. Small writes stay in the page cache: they would be slower,
+and more work for the disk.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from typing import Protocol
 
 from skerry.errors import PlatformError
 from skerry.host.cgroup_places import read_text, write
+from skerry.host.mounts import set_direct_io
 
 TICK, IDLE_TICK = 0.25, 1.0
 """Seconds between two looks, while devices are busy and while none is."""
@@ -27,6 +33,10 @@ BUSY, BUSY_OPERATIONS = 1 << 20, 100
 """Bytes written, and operations, in a TICK from which on a device counts as busy."""
 LEAST, LEAST_OPERATIONS = 1 << 20, 100
 """Bytes, and operations, a second that each gets, however many there are."""
+STREAM = 16 << 10
+"""Bytes of a write, on average, from which on a device that is busy writing is streamed to."""
+CALM = 20
+"""Looks without a stream after which a device goes through the page cache again."""
 _FILE = "blkio.throttle.write_bps_device"
 _SECTOR = 512
 _LOOP_MAJOR = "7:"
@@ -43,8 +53,12 @@ class _Device:
     use: str
     """What tells it from its next use."""
     operations: int
+    writes: int
+    """Those of the operations that were writes."""
     written: int
     """Bytes, so far."""
+    direct: int = 0
+    """Looks until it goes through the page cache again; 0 if it does."""
     cgroup: Limited | None = None
     """Of the environment that has it."""
 
@@ -165,8 +179,10 @@ class DiskShares:
                 self._forget(name, before)
                 continue
             operating += now.operations - before.operations >= many
-            writing += now.written - before.written >= much
-            before.operations, before.written = now.operations, now.written
+            written = now.written - before.written
+            writing += written >= much
+            self._direct(name, before, written >= max(much, STREAM * (now.writes - before.writes)))
+            before.operations, before.writes, before.written = now.operations, now.writes, now.written
         self._share(operating, writing)
         return bool(operating or writing)
 
@@ -187,6 +203,14 @@ class DiskShares:
                     if device.cgroup is not None:
                         with contextlib.suppress(PlatformError):  # it is about to go
                             device.cgroup.limit_io(name, operations, bandwidth)
+
+    def _direct(self, name: str, device: _Device, streams: bool) -> None:
+        """Switch a device to direct I/O when it is streamed to, and back after a while."""
+        before, device.direct = device.direct, CALM if streams else max(0, device.direct - 1)
+        if bool(before) != bool(device.direct):
+            path = f"/dev/{os.path.basename(os.path.realpath(f'{self._sys}/{name}'))}"
+            with contextlib.suppress(OSError):  # it has just been detached, or its file system cannot do that
+                set_direct_io(path, int(device.use), bool(device.direct))
 
     def _forget(self, name: str, device: _Device) -> None:
         with self._changed:
@@ -210,8 +234,8 @@ class DiskShares:
         if not ours:
             return None
         counters = _text(f"{place}/stat").split()
-        operations = int(counters[0]) + int(counters[4])
-        return _Device(_text(f"{place}/diskseq"), operations, int(counters[6]) * _SECTOR)
+        reads, writes, written = (int(counters[column]) for column in (0, 4, 6))
+        return _Device(_text(f"{place}/diskseq"), reads + writes, writes, written * _SECTOR)
 
     def _limit_write_back(self, device: str, share: int) -> None:
         if self._limits_write_back:

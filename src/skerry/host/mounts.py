@@ -24,7 +24,9 @@ _MOUNT_ATTR = struct.Struct("=4Q")
 
 RDONLY, NOSUID, NODEV, NOATIME = 0x1, 0x2, 0x4, 0x10
 
+_LOOP_SET_DIRECT_IO = 0x4C08
 _LOOP_CONFIGURE, _LOOP_CTL_REMOVE, _LOOP_CTL_GET_FREE = 0x4C0A, 0x4C81, 0x4C82
+_BLKGETDISKSEQ = 0x80081280
 _LO_FLAGS_AUTOCLEAR = 4
 # struct loop_config: fd, block_size, struct loop_info64 (of which only the flags matter here), reserved
 _LOOP_CONFIG = struct.Struct("=II 5Q 3I I 64s 64s 32s 2Q 8Q")
@@ -128,3 +130,18 @@ def remove_loop(number: int) -> None:
         fcntl.ioctl(control, _LOOP_CTL_REMOVE, number)
     finally:
         os.close(control)
+
+
+def set_direct_io(path: str, sequence: int, direct: bool) -> None:
+    """Have a loop device read and write its file directly, or through the page cache.
+
+    `sequence` is its `diskseq`: a device that was detached and attached to another file since is left alone. Waits
+    until dirty pages of the file are on disk. Raises OSError.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # while it is open the device stays attached
+    try:
+        found = struct.unpack("=Q", fcntl.ioctl(fd, _BLKGETDISKSEQ, bytes(8)))[0]
+        if found == sequence:
+            fcntl.ioctl(fd, _LOOP_SET_DIRECT_IO, int(direct))
+    finally:
+        os.close(fd)
