@@ -20,7 +20,8 @@ user never stores more than the limit, and at most a handful of blocks less.
 The data is as short-lived as the environment: no journal, no barriers (fsync inside waits for no disk),
 nothing to recover after a crash. Deleted files give their space back to the host (`discard`). The loop
 device goes through the host's page cache: direct I/O writes large files faster, but was at least four
-times slower at fsync and at deleting small files.
+times slower at fsync and at deleting small files. While an environment streams data, its device is switched
+to direct I/O (`disk_shares`).
 """
 
 from __future__ import annotations
