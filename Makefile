@@ -14,8 +14,7 @@ run: .venv/installed native ## set up what is missing, then show an environment 
 
 test: .venv/installed-dev native ## every test but the soaks, after installing what they need
 	@scripts/setup_test_deps.sh
-	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not soak and not alone"
-	$(PYTHON) -m pytest -m "alone and not soak"
+	@$(PYTHON) -m tests
 
 test-all: ## `make test`, then the soaks
 	@$(MAKE) --no-print-directory test

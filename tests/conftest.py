@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -17,6 +18,8 @@ import uvloop
 from tests import leaks, postgres, support
 
 SETTLE_SECONDS = 10.0
+LEFT_BEHIND = 6
+"""The exit code of a run that leaves something on the host, or in its own processes."""
 
 
 def pytest_configure() -> None:
@@ -45,6 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 _HOST = pytest.StashKey[tuple[int, leaks.Snapshot]]()
 _LEFT = pytest.StashKey[list[str]]()
+"""What was left behind: by processes that ran tests, then also on the host."""
 
 
 def _is_worker(config: pytest.Config) -> bool:
@@ -59,7 +63,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         session.config.stash[_HOST] = lock, leaks.Snapshot.take()
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A process of pytest-xdist has ended."""
+    left = getattr(node, "workeroutput", {}).get("left", [])
+    node.config.stash.setdefault(_LEFT, []).extend(left)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)  # before the summary is printed
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     """Fail the run when the host has a mount, cgroup, loop device or process more than before.
 
@@ -77,20 +88,21 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
             time.sleep(0.1)
     finally:
         os.close(lock)
-    session.config.stash[_LEFT] = left
-    if left and alone:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    processes = session.config.stash.setdefault(_LEFT, [])
+    if processes or (left and alone):
+        session.exitstatus = LEFT_BEHIND
+    processes += left
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if left := config.stash.get(_LEFT, []):
-        terminalreporter.section("left behind on the host", red=True)
+        terminalreporter.section("left behind", red=True)
         for leak in left:
             terminalreporter.line(leak)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _nothing_is_left() -> Iterator[None]:
+def _nothing_is_left(pytestconfig: pytest.Config) -> Iterator[None]:
     """Fail the run when this process has a child or an open file more than before."""
     before = leaks.Snapshot.take()
     yield
@@ -98,15 +110,18 @@ def _nothing_is_left() -> Iterator[None]:
     while (left := leaks.of_this_process(before)) and time.monotonic() < deadline:
         time.sleep(0.1)
     if left:
+        if _is_worker(pytestconfig):
+            pytestconfig.workeroutput["left"] = left  # type: ignore[attr-defined]
         pytest.fail("the tests left behind:\n" + "\n".join(left), pytrace=False)
 
 
 @pytest.fixture(autouse=True)
 def _variables_are_restored() -> Iterator[None]:
     """Fail a test that leaves an environment variable changed: the next one would see it."""
-    before = {**os.environ, "PYTEST_CURRENT_TEST": ""}
+    before = dict(os.environ)
     yield
-    assert {**os.environ, "PYTEST_CURRENT_TEST": ""} == before
+    changed = {name for name, _ in before.items() ^ os.environ.items()} - {"PYTEST_CURRENT_TEST"}
+    assert not changed
 
 
 def _try_lock(fd: int) -> bool:

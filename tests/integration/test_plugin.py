@@ -415,7 +415,7 @@ def test_packages_are_installed_before_the_code_runs(tmp_path: Path, monkeypatch
 async def install(world: World, manager: SandboxManager) -> None:
     tool = await tool_for(manager)
     first = await tool.execute(AGENT, {"code": "x = 1\nimport tiny"})
-    assert "No module named 'tiny'" in str(first["output"])
+    assert "No module named 'tiny'" in str(first["output"]), first
     code = "import tiny\ntiny.main()\nprint(x)"
     for _ in range(2):
         found = await tool.execute(AGENT, {"code": code, "requirements": ["tiny"]})

@@ -339,18 +339,19 @@ def test_trace_contexts(text: str, good: bool) -> None:
 def test_a_certificate_must_be_from_the_right_ca(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scripted_server, "DOOR", "tls")
     made = certificates.make()
-    with serving(headers_of_a_request) as server:
+    # Put back while the server still has the variable set, which it deletes.
+    with serving(headers_of_a_request) as server, pytest.MonkeyPatch.context() as patch:
         assert ask(token=TOKEN)
         port = server.variables["SKERRY_URL"].rpartition(":")[2]
         for ca in (made.other_ca, ""):
-            monkeypatch.setenv("SKERRY_CA", ca)
+            patch.setenv("SKERRY_CA", ca)
             with pytest.raises(Denied, match="cannot prove") as caught:
                 ask(token=TOKEN)
             assert "SKERRY_CA" in caught.value.hint
-        monkeypatch.setenv("SKERRY_CA", made.key)
+        patch.setenv("SKERRY_CA", made.key)
         with pytest.raises(InvalidRequest, match="no certificate"):
             ask()
-        monkeypatch.setenv("SKERRY_CA", made.ca)
+        patch.setenv("SKERRY_CA", made.ca)
         # Another name of the same address, which is not in the certificate.
         with pytest.raises(Denied, match=r"127\.1"):
             ask(url=f"https://127.1:{port}", token=TOKEN)

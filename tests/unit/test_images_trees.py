@@ -191,7 +191,9 @@ assert not top.exists()
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 def test_odd_modes_as_plain_user(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path("/tmp"):
+            break
         folder.chmod(0o777)
     source = Path(trees.__file__).parents[2]
     subprocess.run(

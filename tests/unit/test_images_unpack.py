@@ -329,7 +329,9 @@ tree_digest(root)
 @pytest.mark.root
 @pytest.mark.skipif(not ROOT, reason="becomes another user")
 def test_a_plain_user_unpacks_what_is_closed(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path("/tmp"):
+            break
         folder.chmod(0o777)
     data = directory(b"d", 0o555) + file(b"d/f", mode=0, uid=12) + directory(b"e", 0) + file(b"e/f", uid=3)
     source = Path(unpack_module.__file__).parents[2]
