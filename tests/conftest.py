@@ -91,7 +91,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     processes = session.config.stash.setdefault(_LEFT, [])
     if processes or (left and alone):
         session.exitstatus = LEFT_BEHIND
-    processes += left
+    processes += left if alone else [f"{leak} (or of another run of the tests)" for leak in left]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
