@@ -16,6 +16,7 @@ from skerry.errors import (
     Conflict,
     DaemonUnavailable,
     EnvironmentEnded,
+    GuestFailed,
     LaunchFailed,
     SessionNotFound,
     StoreUnavailable,
@@ -443,6 +444,32 @@ async def test_an_end_is_told_when_it_is_durable() -> None:
     assert isinstance(error, EnvironmentEnded)
     assert "expired" in error.message
     assert environment.info.state in ("deleting", "ended")
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+@asynchronous
+async def test_call_under_way_is_told_that_its_environment_was_deleted(deleted: bool) -> None:
+    """And of a guest that failed only if it did."""
+    manager = make_manager(StubBackend())
+    environment = await manager.create(CALLER, policy=POLICY)
+    inside = asyncio.Event()
+
+    async def call() -> None:
+        async with manager.using(CALLER, environment.id, "file.write", {}) as use:
+            inside.set()
+            await use.channel.closed
+            raise GuestFailed("closed")
+
+    calling = asyncio.create_task(call())
+    await inside.wait()
+    if deleted:
+        await manager.delete(CALLER, environment.id)
+    else:
+        assert environment.executions is not None
+        environment.executions.channel.closed.set_result("it broke")
+    with pytest.raises(EnvironmentEnded if deleted else GuestFailed):
+        await calling
+    await manager.close()
 
 
 @asynchronous

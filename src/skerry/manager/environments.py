@@ -29,6 +29,7 @@ from skerry.errors import (
     DaemonUnavailable,
     EnvironmentEnded,
     EnvironmentNotFound,
+    GuestFailed,
     InvalidRequest,
     QuotaExceeded,
     SkerryError,
@@ -358,6 +359,11 @@ class EnvironmentManager:
             await self._lifecycle.serving(environment)
             yield use
             await use.on_disk()
+        except GuestFailed as error:
+            act.failed(error)
+            if environment.ending is None or environment.outcome is Outcome.INTERNAL:
+                raise
+            raise await self._lifecycle.gone(environment) from error  # it was deleted, or expired, meanwhile
         except BaseException as error:
             act.failed(error)
             raise
