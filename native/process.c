@@ -63,6 +63,8 @@ struct sk_process {
     bool told;      /* ... and the host knows */
     bool killing;
     uint64_t since; /* of the kill, or of the end */
+    pid_t newest;   /* the highest pid that the kill has found so far */
+    bool forks;     /* the last look of the kill has found a higher one than the looks before */
     int code, signo;
     struct rusage usage;
     struct stream out[STREAMS];
@@ -925,6 +927,12 @@ void sk_process_signal(uint32_t id, int signo)
 static bool kill_tree(struct sk_process *p)
 {
     stop_tree(p);
+    p->forks = false;
+    for (size_t i = 0; i < tree.count; i++)
+        if (tree.pids[i] > p->newest) {
+            p->newest = tree.pids[i];
+            p->forks = true;
+        }
     if (tree.count == 0)
         return true;
     signal_tree(SIGKILL);
@@ -962,8 +970,9 @@ void sk_process_tick(void)
         next = p->next;
         if (p->killing) {
             bool gone = kill_tree(p);
-            if (!gone && getpid() == 1 && sk_now_ms() - p->since > KILL_PATIENCE_MS) {
-                /* It forks faster than it can be found. This cannot be outrun, and spares nobody else either. */
+            if (!gone && p->forks && getpid() == 1 && sk_now_ms() - p->since > KILL_PATIENCE_MS) {
+                /* It forks faster than it can be found. This cannot be outrun, and spares nobody else either: so not for
+                 * a tree that is only slow to die, on a busy machine. */
                 kill(-1, SIGKILL);
             }
             /* The last report is awaited, so that the end is told as it was; and the dead, which keep their places

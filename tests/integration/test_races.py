@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests import support
+from tests import leaks, support
 from tests.integration.daemon import Connection, Daemon
 from tests.integration.nursery import Nursery, nursery
 
@@ -245,3 +245,34 @@ def test_a_stop_without_force_deletes_nothing_that_is_created_meanwhile(
             status, _ = answered(daemon, "POST", "/stop", {"force": False})
             made = creating.result()
             assert (made[0], status) in ((201, 409), (503, 200)), made
+
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+@pytest.mark.root
+def test_kill_of_a_tree_that_is_slow_to_die_spares_others(daemons: Nursery, place: Path) -> None:
+    """As on a machine that is too busy to let it die: a task that is frozen on cgroups v1 ignores even SIGKILL."""
+    if not (FREEZER / "tasks").exists():
+        pytest.skip("no freezer of cgroups v1 here")
+    with daemons.started(place) as daemon, ThreadPoolExecutor(1) as threads:
+        made = daemon.create(**SLOW)
+        path = f"/environments/{made}/executions"
+        unique = f"1000.{os.getpid()}"
+        slow = daemon.call("POST", path, {"argv": ["sleep", unique]}, expect=201)["execution_id"]
+        frozen = FREEZER / f"skerry-test-{made}"
+        frozen.mkdir()
+        try:
+            (sleep,) = [each for each in leaks.processes() if each.argv == ["sleep", unique]]
+            (frozen / "tasks").write_text(str(sleep.pid))
+            (frozen / "freezer.state").write_text("FROZEN")
+            killing = threads.submit(answered, daemon, "DELETE", f"{path}/{slow}")
+            # Longer than the guest's patience with a tree that it kills.
+            innocent = daemon.execute(made, ["sleep", "3"])
+            assert innocent["outcome"] == "completed"
+            assert not killing.done()
+        finally:
+            (frozen / "freezer.state").write_text("THAWED")
+            daemon.call("DELETE", f"/environments/{made}")
+            eventually(lambda: not (frozen / "tasks").read_text())
+            frozen.rmdir()
