@@ -347,8 +347,10 @@ class Owner:
         found = {info.environment_id for info in listed}
         if before - found:
             self._check(owned, f"{before - found} are not listed")
-        if ended & found:
-            self._check(owned, f"{ended & found} are back, though their end was told")
+        # An end is told once it cannot be undone; what is being removed is listed as `deleting` until it is gone.
+        back = ended & {info.environment_id for info in listed if info.state != "deleting"}
+        if back:
+            self._check(owned, f"{back} are back, though their end was told")
         others = {each for each in found if self._world.known.get(each, self._tenant) != self._tenant}
         if others:
             self._check(owned, f"{others} are another tenant's")
