@@ -71,7 +71,7 @@ def take_turns(
 
 
 def summarize(values: Sequence[float]) -> Summary:
-    """A percentile is the least value that so many percent of all are not above (nearest rank)."""
+    """Percentiles by nearest rank: each is one of the values."""
     ordered = sorted(values)
 
     def at(part: float) -> float:

@@ -395,7 +395,7 @@ class Channel(asyncio.Protocol):
         return channel
 
     async def close(self, error: SkerryError | None = None) -> None:
-        """Whoever waits for the guest is told `error`, or GuestFailed."""
+        """End the connection. Pending calls raise `error`, or GuestFailed."""
         self._error = error
         self._end("closed")
 

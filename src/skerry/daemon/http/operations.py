@@ -87,7 +87,7 @@ class Call:
         self._hold = hold
 
     def hold(self, size: int) -> bool:
-        """Account for so many more bytes of the answer, until it is sent. False if there is no room for them."""
+        """Reserve memory for more bytes of the answer until it is sent. False if there is none left."""
         if not self._hold(size):
             return False
         self.held += size
