@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from skerry.errors import Conflict, InvalidRequest
-from skerry.manager import shell_sessions
-from skerry.manager.calls import Code
-from skerry.manager.shell_sessions import ShellSession
+from skerry.manager.sessions import shell as shell_sessions
+from skerry.manager.sessions.calls import Code
+from skerry.manager.sessions.shell import ShellSession
 from skerry.models import Outcome, SessionResult
 from tests import support
 from tests.conformance.harness import Box

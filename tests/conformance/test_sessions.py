@@ -12,13 +12,13 @@ from typing import Any, cast
 import pytest
 
 from skerry.errors import Conflict, InvalidRequest, LimitReached, SessionNotFound
-from skerry.manager import sessions as module
-from skerry.manager.audit import Subject
+from skerry.manager.audit.acts import Subject
 from skerry.manager.caller import Caller
-from skerry.manager.calls import Code
-from skerry.manager.executions import Executions
-from skerry.manager.records import Records
-from skerry.manager.sessions import Interpreter, Sessions
+from skerry.manager.environments.records import Records
+from skerry.manager.executions.registry import Executions
+from skerry.manager.sessions import sessions as module
+from skerry.manager.sessions.calls import Code
+from skerry.manager.sessions.sessions import Interpreter, Sessions
 from skerry.models import Outcome, SessionResult
 from skerry.policy import MIB, Limits
 from tests.conformance.harness import ENV, Box, Site, eventually, needs

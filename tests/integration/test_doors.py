@@ -30,7 +30,7 @@ from skerry.daemon.listening import open_doors
 from skerry.daemon.peers import CUT, cut_of, peer_of, take_share
 from skerry.daemon.server import Server
 from skerry.errors import InvalidRequest
-from skerry.manager.room import Room
+from skerry.manager.capacity import Room
 from tests import certificates
 from tests.support import require
 

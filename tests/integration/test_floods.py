@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from skerry.manager.line import WAITING_MAX
+from skerry.manager.executions.queue import WAITING_MAX
 from skerry.policy import GIB, MIB
 from tests import support
 from tests.integration.daemon import Connection, Daemon, started

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from skerry.manager.commands import VARIABLES_MAX
+from skerry.manager.executions.commands import VARIABLES_MAX
 from skerry.policy import MIB
 from tests import support
 from tests.integration.daemon import Connection, Daemon, started

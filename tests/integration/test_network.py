@@ -16,7 +16,7 @@ import pytest
 from skerry.client.sync.client import Client
 from skerry.client.sync.environment import Environment
 from skerry.errors import InvalidRequest, SkerryError
-from skerry.manager.network import ONE_BY_ONE
+from skerry.manager.network.network import ONE_BY_ONE
 from tests import certificates, support
 from tests.integration import networks
 from tests.integration.daemon import Daemon, started

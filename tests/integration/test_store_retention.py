@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from skerry.errors import Conflict, InvalidRequest
-from skerry.manager import retention as manager
+from skerry.manager.audit import retention as manager
 from skerry.manager.caller import Caller
-from skerry.manager.records import StoredRecords
+from skerry.manager.environments.records import StoredRecords
 from skerry.store import Store, audit, environments, retention
 from skerry.store.audit import PRUNE, Head
 from tests.integration.stores import entry, on, record

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import skerry
-from skerry.manager.executions import RUNNING_MAX
+from skerry.manager.executions.registry import RUNNING_MAX
 from skerry.policy import MIB
 from tests import support
 from tests.integration.daemon import Connection

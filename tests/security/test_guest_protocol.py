@@ -31,7 +31,7 @@ from skerry.guest.channel import (
     Start,
 )
 from skerry.guest.frames import HEADER, Type
-from skerry.manager.commands import Command
+from skerry.manager.executions.commands import Command
 from skerry.models import Outcome
 from skerry.policy import Policy
 from tests.unit.stubs import CALLER, StubBackend, asynchronous, make_manager

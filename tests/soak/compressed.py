@@ -11,7 +11,8 @@ import sys
 
 from skerry.daemon import __main__ as daemon
 from skerry.daemon import app
-from skerry.manager import catalogue, records, retention
+from skerry.manager.audit import retention
+from skerry.manager.environments import catalogue, records
 from skerry.store import environments, executions
 from tests.soak.durations import DAY
 

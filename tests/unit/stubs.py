@@ -17,11 +17,11 @@ from skerry.host.network import Sockets
 from skerry.ids import new_id
 from skerry.images.store import Image, ImageStore
 from skerry.manager.caller import Caller
-from skerry.manager.environment import Environment
-from skerry.manager.environments import EnvironmentManager
-from skerry.manager.execution import Execution
-from skerry.manager.pools import Settings
-from skerry.manager.records import Records
+from skerry.manager.environments.environment import Environment
+from skerry.manager.environments.manager import EnvironmentManager
+from skerry.manager.environments.records import Records
+from skerry.manager.executions.execution import Execution
+from skerry.manager.pools.pools import Settings
 from skerry.models import Enforcement, Outcome, State, Usage
 from skerry.policy import Policy
 from skerry.store import Written

@@ -16,7 +16,7 @@ from skerry.daemon.http.answers import Stream, begun
 from skerry.errors import FileMissing, InvalidRequest
 from skerry.images.progress import Progress, Report
 from skerry.images.store import Image
-from skerry.manager.audit import Act
+from skerry.manager.audit.acts import Act
 from tests.unit.stubs import CALLER, StubRecords, asynchronous, until
 
 IMAGE = Image("mine", "sha256:0", "rootfs", Path("/nothing"), {}, 1, 0.0, "")

@@ -24,9 +24,9 @@ from skerry.daemon.metrics import Metrics
 from skerry.daemon.peers import PEER, Peer
 from skerry.errors import DaemonUnavailable
 from skerry.fairness import budget, lines
-from skerry.manager.commands import Command
-from skerry.manager.execution import Execution
-from skerry.manager.output import STDOUT, TAP_LIMIT, Entry
+from skerry.manager.executions.commands import Command
+from skerry.manager.executions.execution import Execution
+from skerry.manager.executions.output import STDOUT, TAP_LIMIT, Entry
 from skerry.store import Store
 from tests.unit.stubs import CALLER, POLICY, StubBackend, asynchronous, make_manager
 

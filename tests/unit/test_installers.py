@@ -6,7 +6,7 @@ import pytest
 
 from skerry.errors import InstallFailed
 from skerry.languages import INSTALLERS as NAMES
-from skerry.manager.installers import INSTALLERS, REQUIREMENT_MAX, REQUIREMENTS_MAX
+from skerry.manager.code.installers import INSTALLERS, REQUIREMENT_MAX, REQUIREMENTS_MAX
 
 PIP, NPM = INSTALLERS["pip"], INSTALLERS["npm"]
 

@@ -15,8 +15,8 @@ import pytest
 
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.host.trees import remove_tree
-from skerry.manager import layers
-from skerry.manager.layers import Kept, Layers
+from skerry.manager.code import layers
+from skerry.manager.code.layers import Kept, Layers
 
 KIB = 1024
 

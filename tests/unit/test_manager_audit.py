@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from skerry.egress.proxy import Connection
-from skerry.manager.audit import Act
+from skerry.manager.audit.acts import Act
 from skerry.manager.caller import Caller
-from skerry.manager.network import _Audited
+from skerry.manager.network.network import _Audited
 from skerry.store.audit import Entry
 
 CALLER = Caller(tenant="one", peer="test")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from skerry.manager import calls
 from skerry.manager.caller import Caller
-from skerry.manager.calls import Call
-from skerry.manager.sessions import Sessions
+from skerry.manager.sessions import calls
+from skerry.manager.sessions.calls import Call
+from skerry.manager.sessions.sessions import Sessions
 
 
 def test_whoever_takes_all_that_there_is_leaves_something(monkeypatch: pytest.MonkeyPatch) -> None:

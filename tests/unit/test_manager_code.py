@@ -20,11 +20,12 @@ from skerry.errors import (
     QuotaExceeded,
 )
 from skerry.images.store import ImageStore
-from skerry.manager import code, toolchains
-from skerry.manager.code import Code
-from skerry.manager.environment import Environment
-from skerry.manager.programs import Program
-from skerry.manager.toolchains import Toolchains
+from skerry.manager.code import programs as code
+from skerry.manager.code import toolchains
+from skerry.manager.code.program import Program
+from skerry.manager.code.programs import Code
+from skerry.manager.code.toolchains import Toolchains
+from skerry.manager.environments.environment import Environment
 from skerry.models import Outcome
 from skerry.store import Written
 from skerry.store.audit import Entry
@@ -260,7 +261,7 @@ async def test_an_archive_of_a_cache_has_a_limit(tmp_path: Path, monkeypatch: py
     async def run(*_: object) -> Any:
         return SimpleNamespace(ok=True)
 
-    monkeypatch.setattr("skerry.manager.toolchains.files.tar", tar)
+    monkeypatch.setattr("skerry.manager.code.toolchains.files.tar", tar)
     monkeypatch.setattr(toolchains, "ARCHIVE_MAX", 5000)
     made = Toolchains(cast(Any, Manager()), tmp_path / "caches")
     monkeypatch.setattr(made, "_run", run)

@@ -8,7 +8,7 @@ import pytest
 
 from skerry.egress.presets import install_variables
 from skerry.errors import InvalidRequest
-from skerry.manager.commands import Command, base_variables
+from skerry.manager.executions.commands import Command, base_variables
 
 
 @pytest.mark.parametrize(

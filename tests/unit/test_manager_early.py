@@ -10,12 +10,12 @@ import pytest
 
 from skerry.errors import StoreUnavailable
 from skerry.manager.caller import Caller
-from skerry.manager.calls import Call
-from skerry.manager.commands import Command
-from skerry.manager.environment import Environment
-from skerry.manager.executions import Executions
-from skerry.manager.line import Line
-from skerry.manager.output import STDOUT, Log
+from skerry.manager.environments.environment import Environment
+from skerry.manager.executions.commands import Command
+from skerry.manager.executions.output import STDOUT, Log
+from skerry.manager.executions.queue import Line
+from skerry.manager.executions.registry import Executions
+from skerry.manager.sessions.calls import Call
 from skerry.models import Outcome, State, Usage
 from skerry.store import Written
 from skerry.store.audit import Entry

@@ -20,10 +20,10 @@ from skerry.errors import (
     QuotaExceeded,
     SkerryError,
 )
-from skerry.manager import catalogue, lifecycle
 from skerry.manager.caller import Caller
-from skerry.manager.commands import Command
-from skerry.manager.environment import Environment
+from skerry.manager.environments import catalogue, lifecycle
+from skerry.manager.environments.environment import Environment
+from skerry.manager.executions.commands import Command
 from skerry.models import Outcome, State
 from skerry.store import Written
 from skerry.store.audit import Entry

@@ -10,17 +10,17 @@ from typing import Any, cast
 import pytest
 
 from skerry.errors import Busy, Conflict, ExecutionNotFound, GuestFailed, InvalidRequest
-from skerry.manager import execution as one
-from skerry.manager import executions as module
 from skerry.manager.caller import Caller
-from skerry.manager.commands import OUTPUT_LIMIT, OUTPUT_LIMIT_MAX, Command
-from skerry.manager.environment import Environment
-from skerry.manager.environments import EnvironmentManager
-from skerry.manager.executions import Executions
-from skerry.manager.line import WAITING_MAX
-from skerry.manager.output import Recent
-from skerry.manager.records import since_boot
-from skerry.manager.room import Room
+from skerry.manager.capacity import Room
+from skerry.manager.environments.environment import Environment
+from skerry.manager.environments.manager import EnvironmentManager
+from skerry.manager.environments.records import since_boot
+from skerry.manager.executions import execution as one
+from skerry.manager.executions import registry as module
+from skerry.manager.executions.commands import OUTPUT_LIMIT, OUTPUT_LIMIT_MAX, Command
+from skerry.manager.executions.output import Recent
+from skerry.manager.executions.queue import WAITING_MAX
+from skerry.manager.executions.registry import Executions
 from skerry.models import ExecutionResult, Outcome, State
 from skerry.store.executions import ExecutionRecord
 from tests.unit.stubs import (

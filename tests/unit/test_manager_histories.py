@@ -17,10 +17,10 @@ import pytest
 
 from skerry.backends.base import Instance, InstanceSpec
 from skerry.errors import Conflict, LaunchFailed, SkerryError, StoreUnavailable
-from skerry.manager.commands import Command
-from skerry.manager.environment import Environment
-from skerry.manager.environments import EnvironmentManager
-from skerry.manager.records import Key
+from skerry.manager.environments.environment import Environment
+from skerry.manager.environments.manager import EnvironmentManager
+from skerry.manager.environments.records import Key
+from skerry.manager.executions.commands import Command
 from skerry.models import State
 from skerry.store import Written
 from skerry.store.audit import Entry

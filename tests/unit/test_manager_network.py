@@ -10,10 +10,10 @@ import pytest
 
 from skerry.egress.proxy import Connection
 from skerry.errors import StoreUnavailable
-from skerry.manager import network
-from skerry.manager.audit import Subject
+from skerry.manager.audit.acts import Subject
 from skerry.manager.caller import Caller
-from skerry.manager.network import ONE_BY_ONE, PLACES_MAX, _Audited
+from skerry.manager.network import network
+from skerry.manager.network.network import ONE_BY_ONE, PLACES_MAX, _Audited
 from skerry.store.audit import Entry
 
 SUBJECT = Subject("k3v9x1m2p7qa", "namespace", "namespace", "sha256:1")
@@ -75,7 +75,7 @@ def test_each_window_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> None:
         now = 1000.0
-        monkeypatch.setattr("skerry.manager.network.time.monotonic", lambda: now)
+        monkeypatch.setattr("skerry.manager.network.network.time.monotonic", lambda: now)
         rows, witness = audited()
         for _ in range(ONE_BY_ONE + 1):
             lasting = connection("slow")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from skerry.fairness import SLICE
-from skerry.manager.output import (
+from skerry.manager.executions.output import (
     DROPPED,
     READER_SECONDS,
     SMALL,

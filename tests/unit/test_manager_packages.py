@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from skerry.errors import Busy, DiskFull, QuotaExceeded
-from skerry.manager import packages as module
-from skerry.manager.packages import Packages
+from skerry.manager.code import packages as module
+from skerry.manager.code.packages import Packages
 
 
 def test_one_tenant_leaves_room_for_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from skerry.errors import Busy, DaemonUnavailable, LaunchFailed, QuotaExceeded
-from skerry.manager import pools as module
-from skerry.manager.lifecycle import ORPHAN_MIN
-from skerry.manager.pools import Settings
+from skerry.manager.environments.lifecycle import ORPHAN_MIN
+from skerry.manager.pools import pools as module
+from skerry.manager.pools.pools import Settings
 from skerry.models import PoolStats
 from tests.unit.stubs import (
     CALLER,

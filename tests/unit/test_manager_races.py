@@ -23,15 +23,15 @@ from skerry.errors import (
 )
 from skerry.guest.channel import REPLIES
 from skerry.host.network import Sockets
-from skerry.manager import recovery
-from skerry.manager.commands import Command
-from skerry.manager.environment import Environment
-from skerry.manager.environments import EnvironmentManager
-from skerry.manager.network import Networks
-from skerry.manager.pools import Settings
-from skerry.manager.reaper import Lease, Reaper
-from skerry.manager.records import NOT_STARTED, Key, boot_id, since_boot
-from skerry.manager.sessions import Interpreter
+from skerry.manager.environments import recovery
+from skerry.manager.environments.environment import Environment
+from skerry.manager.environments.lease import Lease, Reaper
+from skerry.manager.environments.manager import EnvironmentManager
+from skerry.manager.environments.records import NOT_STARTED, Key, boot_id, since_boot
+from skerry.manager.executions.commands import Command
+from skerry.manager.network.network import Networks
+from skerry.manager.pools.pools import Settings
+from skerry.manager.sessions.sessions import Interpreter
 from skerry.models import State
 from skerry.store.audit import Entry
 from skerry.store.environments import EnvironmentRecord

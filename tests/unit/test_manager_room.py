@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skerry.manager.room import Room
+from skerry.manager.capacity import Room
 
 
 def test_whoever_takes_all_leaves_something() -> None:

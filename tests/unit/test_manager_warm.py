@@ -17,7 +17,7 @@ import uvloop
 
 from skerry.errors import LaunchFailed
 from skerry.guest.channel import Exit, Start
-from skerry.manager.warm import Warm, warm_up
+from skerry.manager.pools.interpreters import Warm, warm_up
 
 START = Start(argv=["interpreter"])
 

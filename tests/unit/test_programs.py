@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from skerry.backends.instances import InstanceDirectory
 from skerry.errors import InvalidRequest, PathOutside
 from skerry.languages import Language, Languages
-from skerry.manager.programs import Program
+from skerry.manager.code.program import Program
 from skerry.policy import MIB
 
 

@@ -36,10 +36,10 @@ from skerry.host import space
 from skerry.host.interfaces import own_addresses
 from skerry.images.store import ImageStore
 from skerry.languages import Languages
-from skerry.manager import retention
-from skerry.manager.code import Code
-from skerry.manager.environments import EnvironmentManager
-from skerry.manager.records import Records
+from skerry.manager.audit import retention
+from skerry.manager.code.programs import Code
+from skerry.manager.environments.manager import EnvironmentManager
+from skerry.manager.environments.records import Records
 from skerry.settings import Home
 from skerry.store import Store
 

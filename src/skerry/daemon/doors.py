@@ -24,7 +24,7 @@ from skerry.daemon import origin
 from skerry.daemon.connections import Http, Patience, Porter
 from skerry.daemon.peers import Peer
 from skerry.errors import DaemonUnavailable, Denied
-from skerry.manager.room import Room
+from skerry.manager.capacity import Room
 
 CROWD = 4096
 """Connections that one door has at once, at most a quarter of what this process may have open."""

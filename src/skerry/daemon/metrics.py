@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from skerry.daemon.accounts import Accounts
 from skerry.errors import SkerryError
-from skerry.manager.records import StoredRecords
+from skerry.manager.environments.records import StoredRecords
 from skerry.models import Outcome, State
 from skerry.store import Store, Written
 from skerry.store.audit import Entry
 
 if TYPE_CHECKING:
-    from skerry.manager.environment import Environment
-    from skerry.manager.execution import Execution
+    from skerry.manager.environments.environment import Environment
+    from skerry.manager.executions.execution import Execution
 
 MEDIA = "text/plain; version=0.0.4; charset=utf-8"
 BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)

@@ -24,8 +24,8 @@ from skerry.errors import InvalidRequest
 from skerry.host import seccomp
 from skerry.images.store import HOST
 from skerry.languages import Language
-from skerry.manager.pools import AGE, IDLE, Settings
-from skerry.manager.programs import Program
+from skerry.manager.code.program import Program
+from skerry.manager.pools.pools import AGE, IDLE, Settings
 from skerry.policy import Limits, Policy
 from skerry.settings import Home
 

@@ -26,7 +26,7 @@ from skerry.daemon.http.operations import EVENTS, NDJSON, Operation
 from skerry.daemon.peers import CUT, GONE, PEER, Peer
 from skerry.errors import Busy, InvalidRequest, PlatformError, SkerryError, TooSlow, Unauthorized, from_dict
 from skerry.manager.caller import Caller
-from skerry.manager.room import Room
+from skerry.manager.capacity import Room
 
 FIRST_SECONDS = 10.0
 """Within this time a call sends its first message."""

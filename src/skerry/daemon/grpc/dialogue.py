@@ -14,7 +14,7 @@ from skerry.daemon.grpc.messages import to_message
 from skerry.daemon.grpc.methods import Method, request
 from skerry.daemon.grpc.problems import problem
 from skerry.errors import InvalidRequest, PlatformError, from_dict
-from skerry.manager.output import STREAM_NAMES
+from skerry.manager.executions.output import STREAM_NAMES
 from skerry.v1.executions_pb2 import AttachRequest, AttachResponse, Dropped
 
 

@@ -37,7 +37,7 @@ from skerry.errors import (
 )
 from skerry.fairness import Line, Timed, lines
 from skerry.manager.caller import Caller
-from skerry.manager.room import Room
+from skerry.manager.capacity import Room
 
 PATH_TOLD = 200
 BODY_USUAL = 256 << 10

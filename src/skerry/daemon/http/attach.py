@@ -15,8 +15,8 @@ from skerry.daemon.http.operations import IN_ENVIRONMENT, Call, Operation
 from skerry.daemon.http.requests import Body, Text, parse
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.manager.caller import Caller
-from skerry.manager.execution import Execution
-from skerry.manager.executions import Executions
+from skerry.manager.executions.execution import Execution
+from skerry.manager.executions.registry import Executions
 from skerry.models import ExecutionResult, Outcome
 
 LOST = "skerry.lost"

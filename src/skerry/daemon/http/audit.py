@@ -17,7 +17,7 @@ from skerry.daemon.http.answers import Stream, begun, line, reply
 from skerry.daemon.http.operations import NDJSON, Call, Operation, Parameter
 from skerry.daemon.http.requests import Body
 from skerry.errors import Busy, Conflict, InvalidRequest, StoreUnavailable
-from skerry.manager import retention
+from skerry.manager.audit import retention
 from skerry.store import audit
 from skerry.store.audit import AuditRow, Head
 

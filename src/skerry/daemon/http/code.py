@@ -15,8 +15,8 @@ from skerry.daemon.http.executions import OUTPUT_LIMITS, RESULT_EXAMPLE, result_
 from skerry.daemon.http.operations import INSTALLING, Call, Operation
 from skerry.daemon.http.requests import Body, Content, Encoding, Text, Texts, TextsByName, decode
 from skerry.errors import LanguageNotFound
-from skerry.manager import programs
-from skerry.manager.programs import Program
+from skerry.manager.code import program as programs
+from skerry.manager.code.program import Program
 from skerry.models import Outcome
 
 Timeout = Annotated[

@@ -15,8 +15,8 @@ from skerry.daemon.http.answers import Stream, line
 from skerry.daemon.http.attach import summary
 from skerry.daemon.http.operations import EVENTS, IN_EXECUTION, Call, Operation, Parameter
 from skerry.errors import InvalidRequest
-from skerry.manager.execution import Execution
-from skerry.manager.output import DROPPED, STREAM_NAMES, Entry, Tap
+from skerry.manager.executions.execution import Execution
+from skerry.manager.executions.output import DROPPED, STREAM_NAMES, Entry, Tap
 from skerry.models import encode_bytes
 
 HEARTBEAT = 15.0

@@ -35,8 +35,8 @@ from skerry.daemon.http.requests import (
     decode,
 )
 from skerry.errors import Busy, InvalidRequest
-from skerry.manager.commands import OUTPUT_LIMIT, OUTPUT_LIMIT_MAX, Command
-from skerry.manager.output import STREAM_NAMES, Log
+from skerry.manager.executions.commands import OUTPUT_LIMIT, OUTPUT_LIMIT_MAX, Command
+from skerry.manager.executions.output import STREAM_NAMES, Log
 from skerry.models import ExecutionResult, Outcome, encode_bytes, encoding_of
 
 OUTPUT_LIMITS = {"type": "integer", "minimum": 0, "maximum": OUTPUT_LIMIT_MAX}

@@ -43,7 +43,7 @@ from skerry.errors import (
 from skerry.guest import files
 from skerry.guest.channel import READ_MAX, WRITE_MAX, Channel
 from skerry.guest.files import Listing
-from skerry.manager.audit import Digest
+from skerry.manager.audit.acts import Digest
 from skerry.models import FileEvent, FileInfo, encode_bytes, encoding_of
 
 ENTRIES_AT_ONCE = 50

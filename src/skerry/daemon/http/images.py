@@ -22,7 +22,7 @@ from skerry.images.build import build
 from skerry.images.importer import import_archive
 from skerry.images.progress import Progress, Report
 from skerry.images.store import Image, check_name
-from skerry.manager.audit import CANCELED, Act
+from skerry.manager.audit.acts import CANCELED, Act
 
 ARCHIVE_LIMIT = 64 << 30
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from skerry._version import VERSION
 from skerry.daemon.http.operations import Call, Operation
 from skerry.daemon.metrics import MEDIA, samples
-from skerry.manager.environments import EnvironmentManager
+from skerry.manager.environments.manager import EnvironmentManager
 
 PLAIN = "text/plain"
 

@@ -28,9 +28,9 @@ from skerry.errors import (
 )
 from skerry.images.store import ImageStore
 from skerry.manager.caller import Caller
-from skerry.manager.code import Code
-from skerry.manager.environments import EnvironmentManager, Use
-from skerry.manager.executions import Executions
+from skerry.manager.code.programs import Code
+from skerry.manager.environments.manager import EnvironmentManager, Use
+from skerry.manager.executions.registry import Executions
 from skerry.settings import Home
 from skerry.store import Store
 

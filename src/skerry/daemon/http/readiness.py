@@ -7,7 +7,7 @@ import os
 import time
 
 from skerry.errors import DaemonUnavailable, DiskFull, SkerryError
-from skerry.manager.environments import EnvironmentManager
+from skerry.manager.environments.manager import EnvironmentManager
 from skerry.policy import MIB, format_size
 from skerry.store import Store
 

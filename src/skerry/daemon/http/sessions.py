@@ -20,10 +20,10 @@ from skerry.daemon.http.executions import RESULT_EXAMPLE, result_reply
 from skerry.daemon.http.operations import EVENTS, IN_ENVIRONMENT, INSTALLING, Call, Operation
 from skerry.daemon.http.requests import Body, Content, Encoding, Seconds, Text, Texts, TextsByName, decode
 from skerry.errors import Busy, FileConflict, LanguageNotFound, LimitReached, SessionNotFound
-from skerry.manager.calls import Code
-from skerry.manager.environments import Use
-from skerry.manager.output import STREAM_NAMES
-from skerry.manager.sessions import LANGUAGES, Interpreter
+from skerry.manager.environments.manager import Use
+from skerry.manager.executions.output import STREAM_NAMES
+from skerry.manager.sessions.calls import Code
+from skerry.manager.sessions.sessions import LANGUAGES, Interpreter
 from skerry.models import Outcome, SessionResult, encode_bytes
 from skerry.policy import parse_size
 

@@ -24,15 +24,15 @@ from skerry.backends.base import InstanceSpec
 from skerry.errors import LaunchFailed, QuotaExceeded, SkerryError, stopping
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel
-from skerry.manager.audit import Act
+from skerry.manager.audit.acts import Act
 from skerry.manager.caller import Caller
-from skerry.manager.catalogue import Catalogue
-from skerry.manager.environment import Environment
-from skerry.manager.executions import Executions
-from skerry.manager.network import Networks
-from skerry.manager.pools import START_TIMEOUT, Entry
-from skerry.manager.reaper import Clock, Lease, Reaper
-from skerry.manager.records import Records
+from skerry.manager.environments.catalogue import Catalogue
+from skerry.manager.environments.environment import Environment
+from skerry.manager.environments.lease import Clock, Lease, Reaper
+from skerry.manager.environments.records import Records
+from skerry.manager.executions.registry import Executions
+from skerry.manager.network.network import Networks
+from skerry.manager.pools.pools import START_TIMEOUT, Entry
 from skerry.models import Outcome, State
 
 RETRY_AFTER = 30.0

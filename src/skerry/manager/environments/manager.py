@@ -39,18 +39,18 @@ from skerry.failpoints import hit
 from skerry.guest.channel import Channel
 from skerry.images.store import ImageStore
 from skerry.languages import Language
-from skerry.manager.audit import CANCELED, Act, Denials
+from skerry.manager.audit.acts import CANCELED, Act, Denials
 from skerry.manager.caller import Caller
-from skerry.manager.catalogue import Catalogue
-from skerry.manager.commands import check_environment
-from skerry.manager.environment import Environment
-from skerry.manager.executions import Executions
-from skerry.manager.lifecycle import Lifecycle
-from skerry.manager.network import Networks, describe, with_network, with_rules
-from skerry.manager.pools import START_TIMEOUT, Pools, Settings
-from skerry.manager.reaper import Clock, Lease
-from skerry.manager.records import NOT_STARTED, Key, Records
-from skerry.manager.recovery import Recovery
+from skerry.manager.environments.catalogue import Catalogue
+from skerry.manager.environments.environment import Environment
+from skerry.manager.environments.lease import Clock, Lease
+from skerry.manager.environments.lifecycle import Lifecycle
+from skerry.manager.environments.records import NOT_STARTED, Key, Records
+from skerry.manager.environments.recovery import Recovery
+from skerry.manager.executions.commands import check_environment
+from skerry.manager.executions.registry import Executions
+from skerry.manager.network.network import Networks, describe, with_network, with_rules
+from skerry.manager.pools.pools import START_TIMEOUT, Pools, Settings
 from skerry.models import Enforcement, Outcome, State, Usage
 from skerry.policy import Policy, seconds
 from skerry.settings import Home

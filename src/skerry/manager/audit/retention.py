@@ -10,9 +10,9 @@ from typing import Any
 import structlog
 
 from skerry.errors import InvalidRequest, SkerryError
-from skerry.manager.audit import Act
+from skerry.manager.audit.acts import Act
 from skerry.manager.caller import Caller
-from skerry.manager.records import Records
+from skerry.manager.environments.records import Records
 from skerry.store import Connection, Store, audit, retention
 
 DAYS = "SKERRY_AUDIT_DAYS"

@@ -29,9 +29,9 @@ from skerry.images.store import HOST, Image
 from skerry.images.unpack import Unpacker, UnpackLimits
 from skerry.languages import Cache, Language, version_in
 from skerry.manager.caller import OWN_TENANT, Caller
-from skerry.manager.commands import Command, writable
-from skerry.manager.environment import Environment
-from skerry.manager.environments import EnvironmentManager
+from skerry.manager.environments.environment import Environment
+from skerry.manager.environments.manager import EnvironmentManager
+from skerry.manager.executions.commands import Command, writable
 from skerry.models import ExecutionResult, Outcome
 from skerry.policy import GIB, Limits, Policy
 

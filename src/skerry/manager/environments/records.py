@@ -22,8 +22,8 @@ from skerry.store.environments import EnvironmentRecord
 from skerry.store.executions import ExecutionRecord
 
 if TYPE_CHECKING:
-    from skerry.manager.environment import Environment
-    from skerry.manager.execution import Execution
+    from skerry.manager.environments.environment import Environment
+    from skerry.manager.executions.execution import Execution
 
 NOT_STARTED = "it could not be started"
 REMEMBERED = 1000

@@ -22,7 +22,7 @@ from skerry.manager.caller import Caller
 from skerry.store.audit import Entry
 
 if TYPE_CHECKING:
-    from skerry.manager.records import Records
+    from skerry.manager.environments.records import Records
     from skerry.models import Usage
     from skerry.store import Written
 

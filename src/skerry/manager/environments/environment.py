@@ -9,13 +9,13 @@ from skerry.backends.base import Backend, Instance, Layer
 from skerry.egress.limits import Traffic
 from skerry.errors import EnvironmentEnded
 from skerry.images.store import Image
-from skerry.manager.audit import Subject
-from skerry.manager.commands import base_variables
-from skerry.manager.executions import Executions
-from skerry.manager.network import Network
-from skerry.manager.pools import Entry, Pool
-from skerry.manager.reaper import Lease
-from skerry.manager.records import Key
+from skerry.manager.audit.acts import Subject
+from skerry.manager.environments.lease import Lease
+from skerry.manager.environments.records import Key
+from skerry.manager.executions.commands import base_variables
+from skerry.manager.executions.registry import Executions
+from skerry.manager.network.network import Network
+from skerry.manager.pools.pools import Entry, Pool
 from skerry.models import EnvironmentInfo, Outcome, State, Usage
 from skerry.policy import Policy
 

@@ -22,13 +22,13 @@ from skerry.guest.channel import Channel, GuestProcess, Start
 from skerry.images.store import Image, ImageStore
 from skerry.languages import Language, Languages
 from skerry.manager.caller import Caller
-from skerry.manager.commands import Command, program_command
-from skerry.manager.environment import Environment
-from skerry.manager.environments import EnvironmentManager
-from skerry.manager.execution import Execution
-from skerry.manager.packages import Found, Packages
-from skerry.manager.programs import Program
-from skerry.manager.toolchains import SPARE, Toolchains
+from skerry.manager.code.packages import Found, Packages
+from skerry.manager.code.program import Program
+from skerry.manager.code.toolchains import SPARE, Toolchains
+from skerry.manager.environments.environment import Environment
+from skerry.manager.environments.manager import EnvironmentManager
+from skerry.manager.executions.commands import Command, program_command
+from skerry.manager.executions.execution import Execution
 from skerry.models import LanguageInfo, Outcome
 
 REMOVING_MAX = 32

@@ -21,16 +21,16 @@ from skerry.errors import (
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel, Exit, GuestProcess, Start
 from skerry.ids import new_id
-from skerry.manager.audit import Digest
+from skerry.manager.audit.acts import Digest
 from skerry.manager.caller import Caller
-from skerry.manager.commands import Command
-from skerry.manager.output import STDERR, STDOUT, Entry, Kept, Tap
-from skerry.manager.records import since_boot
+from skerry.manager.environments.records import since_boot
+from skerry.manager.executions.commands import Command
+from skerry.manager.executions.output import STDERR, STDOUT, Entry, Kept, Tap
 from skerry.models import ExecutionInfo, ExecutionResult, Outcome, Usage
 
 if TYPE_CHECKING:
-    from skerry.manager.executions import Executions
-    from skerry.manager.line import Line
+    from skerry.manager.executions.queue import Line
+    from skerry.manager.executions.registry import Executions
     from skerry.store.executions import ExecutionRecord
 
 HASHED_AT_ONCE = 1 << 20

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from skerry.errors import InvalidRequest, PathOutside
 from skerry.guest.channel import printable
 from skerry.languages import Language
-from skerry.manager.commands import OUTPUT_LIMIT
+from skerry.manager.executions.commands import OUTPUT_LIMIT
 from skerry.policy import MIB, Limits, Policy, seconds
 
 TIMEOUT, TIMEOUT_MAX = 30.0, 300.0

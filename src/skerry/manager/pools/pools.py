@@ -37,9 +37,9 @@ from skerry.failpoints import hit
 from skerry.guest.channel import Channel, Exit, Start
 from skerry.images.store import Image, ImageStore
 from skerry.languages import Language
-from skerry.manager.commands import base_variables, program_command
-from skerry.manager.reaper import Clock
-from skerry.manager.warm import Warm, warm_up
+from skerry.manager.environments.lease import Clock
+from skerry.manager.executions.commands import base_variables, program_command
+from skerry.manager.pools.interpreters import Warm, warm_up
 from skerry.models import PoolStats
 from skerry.policy import Policy
 

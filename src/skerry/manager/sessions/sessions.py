@@ -31,16 +31,16 @@ from skerry.guest.frames import ProtocolError
 from skerry.guest.replies import Parser
 from skerry.ids import new_id
 from skerry.manager.caller import Caller
-from skerry.manager.calls import LIST_SECONDS, Call, Code
-from skerry.manager.commands import Command
-from skerry.manager.line import Line
-from skerry.manager.output import Entry
-from skerry.manager.shell_sessions import ShellSession
+from skerry.manager.executions.commands import Command
+from skerry.manager.executions.output import Entry
+from skerry.manager.executions.queue import Line
+from skerry.manager.sessions.calls import LIST_SECONDS, Call, Code
+from skerry.manager.sessions.shell import ShellSession
 from skerry.models import Outcome, SessionInfo, Variable
 from skerry.runners import RUNNERS, Runner
 
 if TYPE_CHECKING:
-    from skerry.manager.executions import Executions
+    from skerry.manager.executions.registry import Executions
 
 SESSIONS_MAX = 16
 START_SECONDS = 30.0

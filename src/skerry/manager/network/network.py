@@ -23,7 +23,7 @@ from skerry.egress.rules import RULES_MAX, Rules
 from skerry.errors import EnvironmentEnded, InvalidRequest, SkerryError
 from skerry.fairness import budget
 from skerry.guest.channel import WRITE_MAX
-from skerry.manager.audit import Act, Subject, note
+from skerry.manager.audit.acts import Act, Subject, note
 from skerry.manager.caller import Caller
 from skerry.models import State
 from skerry.policy import Limits, Policy
@@ -31,9 +31,9 @@ from skerry.policy import Limits, Policy
 if TYPE_CHECKING:
     from skerry.guest.channel import Channel
     from skerry.host.network import Sockets
-    from skerry.manager.environment import Environment
-    from skerry.manager.executions import Executions
-    from skerry.manager.records import Records
+    from skerry.manager.environments.environment import Environment
+    from skerry.manager.environments.records import Records
+    from skerry.manager.executions.registry import Executions
 
 ACTION = "network.connect"
 ONE_BY_ONE = 60

@@ -20,15 +20,15 @@ from skerry.errors import EnvironmentNotFound, LaunchFailed, SkerryError, StoreU
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel
 from skerry.images.store import HOST, Image, ImageStore
-from skerry.manager.audit import Act, note
+from skerry.manager.audit.acts import Act, note
 from skerry.manager.caller import Caller
-from skerry.manager.catalogue import Catalogue
-from skerry.manager.environment import Environment
-from skerry.manager.lifecycle import Lifecycle, orphan
-from skerry.manager.network import Networks
-from skerry.manager.pools import Pools
-from skerry.manager.reaper import Clock, Lease
-from skerry.manager.records import NOT_STARTED, Records, boot_id, policy_of, since_boot
+from skerry.manager.environments.catalogue import Catalogue
+from skerry.manager.environments.environment import Environment
+from skerry.manager.environments.lease import Clock, Lease
+from skerry.manager.environments.lifecycle import Lifecycle, orphan
+from skerry.manager.environments.records import NOT_STARTED, Records, boot_id, policy_of, since_boot
+from skerry.manager.network.network import Networks
+from skerry.manager.pools.pools import Pools
 from skerry.models import Outcome, State, Usage
 from skerry.store.environments import EnvironmentRecord
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from skerry.errors import Conflict, InvalidRequest, SessionNotFound
 from skerry.ids import new_id
 from skerry.manager.caller import Caller
-from skerry.manager.calls import LIST_SECONDS, VARIABLES_MAX, Code
-from skerry.manager.commands import OUTPUT_LIMIT, Command
-from skerry.manager.execution import Execution
-from skerry.manager.output import Tap
+from skerry.manager.executions.commands import OUTPUT_LIMIT, Command
+from skerry.manager.executions.execution import Execution
+from skerry.manager.executions.output import Tap
+from skerry.manager.sessions.calls import LIST_SECONDS, VARIABLES_MAX, Code
 from skerry.models import ExecutionResult, Outcome, SessionInfo, SessionResult, Variable
 
 if TYPE_CHECKING:
-    from skerry.manager.executions import Executions
+    from skerry.manager.executions.registry import Executions
 
 # Name, attributes and the beginning of its value, of each variable.
 _LIST = r"""

@@ -44,13 +44,13 @@ from skerry.host.space import LOOK_EVERY, check_space
 from skerry.images.store import Image
 from skerry.languages import Language
 from skerry.manager.caller import Caller
-from skerry.manager.commands import Command
-from skerry.manager.environment import Environment
-from skerry.manager.environments import EnvironmentManager
-from skerry.manager.installers import INSTALLERS, Installer
-from skerry.manager.layers import Kept, Layers
-from skerry.manager.room import Room
-from skerry.manager.toolchains import SPARE, Toolchains
+from skerry.manager.capacity import Room
+from skerry.manager.code.installers import INSTALLERS, Installer
+from skerry.manager.code.layers import Kept, Layers
+from skerry.manager.code.toolchains import SPARE, Toolchains
+from skerry.manager.environments.environment import Environment
+from skerry.manager.environments.manager import EnvironmentManager
+from skerry.manager.executions.commands import Command
 from skerry.models import ExecutionResult, Outcome
 from skerry.policy import GIB, Limits, Policy, format_size
 

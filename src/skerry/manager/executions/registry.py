@@ -19,15 +19,15 @@ from skerry.errors import (
 )
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel
-from skerry.manager.audit import Act, Subject
+from skerry.manager.audit.acts import Act, Subject
 from skerry.manager.caller import Caller
-from skerry.manager.commands import OUTPUT_LIMIT, Command
-from skerry.manager.execution import READER_GRACE, Execution, Launch
-from skerry.manager.line import Line
-from skerry.manager.output import Head, Kept, Log, Recent
-from skerry.manager.records import Records
-from skerry.manager.room import Room
-from skerry.manager.sessions import Sessions
+from skerry.manager.capacity import Room
+from skerry.manager.environments.records import Records
+from skerry.manager.executions.commands import OUTPUT_LIMIT, Command
+from skerry.manager.executions.execution import READER_GRACE, Execution, Launch
+from skerry.manager.executions.output import Head, Kept, Log, Recent
+from skerry.manager.executions.queue import Line
+from skerry.manager.sessions.sessions import Sessions
 from skerry.models import Outcome, Usage
 from skerry.store.executions import ExecutionRecord
 

@@ -17,15 +17,15 @@ from skerry.backends.base import Sample
 from skerry.errors import InvalidRequest, SkerryError, StoreUnavailable
 from skerry.guest.channel import Exit
 from skerry.ids import new_id
-from skerry.manager.audit import Digest
-from skerry.manager.commands import OUTPUT_LIMIT
-from skerry.manager.execution import EXIT_INTERNAL, EXIT_KILLED, EXIT_TIMED_OUT
-from skerry.manager.output import STDERR, STDOUT, Entry, Head, Tap
+from skerry.manager.audit.acts import Digest
+from skerry.manager.executions.commands import OUTPUT_LIMIT
+from skerry.manager.executions.execution import EXIT_INTERNAL, EXIT_KILLED, EXIT_TIMED_OUT
+from skerry.manager.executions.output import STDERR, STDOUT, Entry, Head, Tap
 from skerry.models import Outcome, Raised, SessionResult, Usage, Value, Variable
 from skerry.policy import seconds
 
 if TYPE_CHECKING:
-    from skerry.manager.sessions import Interpreter
+    from skerry.manager.sessions.sessions import Interpreter
 
 CODE_MAX = 1 << 20
 INTERRUPT_GRACE = 1.0
