@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON := .venv/bin/python
 SETUP := scripts/setup.sh scripts/build_native.py pyproject.toml hatch_build.py
 
-.PHONY: help run test test-all soak test-unit check bench native clean
+.PHONY: help run test test-all test-unit check bench native clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -12,17 +12,13 @@ help: ## show this list
 run: .venv/installed native ## set up what is missing, then show an environment at work
 	@$(PYTHON) scripts/demo.py
 
-test: .venv/installed-dev native ## every test but the soaks, after installing what they need
+test: .venv/installed-dev native ## every test that proves the product, after installing what they need
 	@scripts/setup_test_deps.sh
 	@$(PYTHON) -m tests
 
-test-all: ## `make test`, then the soaks
-	@$(MAKE) --no-print-directory test
-	@$(MAKE) --no-print-directory soak
-
-soak: .venv/installed-dev native ## 15 minutes of random histories and mixed load, at the same time
+test-all: .venv/installed-dev native ## `make test` and the soaks: kills, failpoints, histories, mixed load, machines
 	@scripts/setup_test_deps.sh
-	$(PYTHON) -m tests.soak
+	@$(PYTHON) -m tests --all
 
 test-unit: .venv/installed-dev ## the tests that need nothing but Python
 	$(PYTHON) -m pytest tests/unit

@@ -1,36 +1,249 @@
-"""`python -m tests`: every test but the soaks.
+"""`python -m tests`: every test that proves the product. `python -m tests --all`: the soaks as well.
 
-Files are given to two processes; tests marked `alone` follow in one. A test that fails while another process loads the
-machine is run once more without: it fails the run if it fails again, and is listed as unstable if it does not.
+A run is a list of stages, one after the other; a stage is a list of parts, which run side by side, each in a pytest of
+its own. What pytest prints goes to `.cache/tests/PART.log`; failures are shown as they happen.
+
+A test that fails beside others is run once more alone. It fails the run if it fails again, and is listed as unstable
+if it does not. A test that takes over 10 s and is not marked `soak` is treated in the same way: it fails if it takes
+over 10 s alone as well. Random histories are not repeated, as no two runs are alike.
 """
 
 from __future__ import annotations
 
+import argparse
+import shutil
 import subprocess
 import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
-import pytest
+from tests.results import Reader, Result
 
-PYTEST = (sys.executable, "-m", "pytest")
-TOGETHER = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not soak and not alone")
-AGAIN = ("--last-failed", "--last-failed-no-failures", "none", "-m", "not soak and not alone")
-ALONE = ("-p", "no:cacheprovider", "-m", "alone and not soak")
+ROOT = Path(__file__).resolve().parent.parent
+OUTPUT = ROOT / ".cache" / "tests"
+PROGRESS_SECONDS = 30.0
+POLL_SECONDS = 0.2
+LONGEST_SECONDS = 10.0
+"""Of a test that is not marked `soak`."""
+LOG_LINES = 30
+
+PROCESSES = 4
+"""More than cores: most tests wait most of the time."""
+FILES = ("--dist", "loadfile", "--no-loadscope-reorder")
 
 
-def run(*options: str) -> int:
-    print(f"== pytest {' '.join(options)}", flush=True)
-    return subprocess.run([*PYTEST, *options]).returncode
+@dataclass
+class Part:
+    """One run of pytest."""
+
+    name: str
+    options: Sequence[str]
+    python: str = sys.executable
+    repeats: bool = True
+    """Whether what fails is run once more alone."""
+    short: bool = False
+    """Whether each test has to be short."""
+
+
+@dataclass
+class Run:
+    """A part under way, or ended."""
+
+    part: Part
+    process: subprocess.Popen[bytes]
+    log: Path
+    reader: Reader
+    results: list[Result] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, part: Part) -> Run:
+        results, log = OUTPUT / f"{part.name}.jsonl", OUTPUT / f"{part.name}.log"
+        argv = [part.python, "-m", "pytest", "-p", "tests.results", "--results", str(results), *part.options]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+        return cls(part, process, log, Reader(results))
+
+    def read(self) -> list[Result]:
+        new = list(self.reader.new())
+        self.results += new
+        return new
+
+    @property
+    def numbered(self) -> list[tuple[tuple[str, int], Result]]:
+        """Results by name and number: schemathesis gives all its tests one name."""
+        seen = Counter[str]()
+        found = []
+        for result in self.results:
+            seen[result.test] += 1
+            found.append(((result.test, seen[result.test]), result))
+        return found
+
+    @property
+    def failed(self) -> list[Result]:
+        return [result for result in self.results if result.outcome == "failed"]
+
+    @property
+    def slow(self) -> list[Result]:
+        return [
+            result
+            for result in self.results
+            if self.part.short and result.outcome == "passed" and result.seconds > LONGEST_SECONDS
+        ]
+
+    @property
+    def progress(self) -> str:
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        return f"{self.part.name} {len(self.results)}/{self.reader.collected or '?'}{failed}"
+
+    @property
+    def trouble(self) -> str:
+        """Why the part is not as it should be, beyond the tests that failed; empty if it is."""
+        code = self.process.returncode
+        if code == 0 or (code == 1 and self.failed):
+            return ""
+        lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        return "\n".join([f"pytest ended with exit code {code}; the end of {self.log}:", *lines])
+
+
+class Runner:
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.runs: list[Run] = []
+        self.again: list[Run] = []
+
+    def say(self, text: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
+        print(f"[{minutes}:{seconds:02}] {text}", flush=True)
+
+    def stage(self, parts: Iterable[Part], runs: list[Run]) -> None:
+        """Run the parts side by side, to their end, and add them to `runs`."""
+        running = [Run.start(part) for part in parts]
+        runs += running
+        self.say("started: " + ", ".join(run.part.name for run in running))
+        shown = time.monotonic()
+        try:
+            while any(run.process.poll() is None for run in running):
+                time.sleep(POLL_SECONDS)
+                self._show_failures(running)
+                if time.monotonic() - shown >= PROGRESS_SECONDS:
+                    shown = time.monotonic()
+                    self.say("; ".join(run.progress for run in running))
+        finally:
+            for run in running:
+                if run.process.poll() is None:
+                    run.process.terminate()
+                run.process.wait()
+            self._show_failures(running)
+            for run in running:
+                run.reader.close()
+        self.say("ended: " + "; ".join(run.progress for run in running))
+        for run in running:
+            if run.trouble:
+                self.say(f"{run.part.name}: {run.trouble}")
+
+    def _show_failures(self, running: Iterable[Run]) -> None:
+        for run in running:
+            for result in run.read():
+                if result.outcome == "failed":
+                    self.say(f"{run.part.name}: FAILED {result.test}\n{result.text}")
+
+    def repeat(self) -> None:
+        """Run alone what failed, or was slow, beside others."""
+        for run in self.runs:
+            tests = [result.test for result in (*run.failed, *run.slow)] if run.part.repeats else []
+            if not tests:
+                continue
+            name = f"{run.part.name}-again"
+            names = OUTPUT / f"{name}.txt"
+            names.write_text("\n".join(dict.fromkeys(tests)))
+            part = Part(name, (f"@{names}",), run.part.python, short=run.part.short)
+            self.stage([part], self.again)
+
+    def summary(self) -> int:
+        """Print what the whole run found; returns the exit code."""
+        final: dict[tuple[str, str, int], Result] = {}
+        for run in self.runs:
+            final |= {(run.part.name, *key): result for key, result in run.numbered}
+        unstable = []
+        for run in self.again:
+            part = run.part.name.removesuffix("-again")
+            slow = {result.test for result in run.slow}
+            for key, result in run.numbered:
+                if result.test in slow:
+                    result.outcome = "failed"
+                    result.text = f"takes {result.seconds:.1f} s alone: make it shorter, or mark it `soak`"
+                if result.outcome == "passed" and final[part, *key].outcome == "failed":
+                    unstable.append(f"{part}: {result.test}")
+                final[part, *key] = result
+        by_outcome = {
+            outcome: {key: result for key, result in final.items() if result.outcome == outcome}
+            for outcome in ("passed", "failed", "skipped")
+        }
+        reasons = Counter(result.text for result in by_outcome["skipped"].values())
+        slowest = sorted(final.items(), key=lambda item: -item[1].seconds)[:10]
+        troubles = [run for run in (*self.runs, *self.again) if run.trouble]
+        _list("slowest", [f"{one.seconds:6.1f} s  {part}: {test}" for (part, test, _), one in slowest])
+        _list("skipped", [f"{number:4}  {reason}" for reason, number in reasons.most_common()])
+        _list("unstable: failed beside others, passed alone", unstable)
+        _list("parts that did not end well", [f"{run.part.name}: see {run.log}" for run in troubles])
+        failed = by_outcome["failed"].items()
+        _list("failed", [f"{part}: {test}: {_last(result.text)}" for (part, test, _), result in failed])
+        print(", ".join(f"{len(found)} {outcome}" for outcome, found in by_outcome.items()), flush=True)
+        return 1 if by_outcome["failed"] or troubles else 0
+
+
+def _list(title: str, lines: Sequence[str]) -> None:
+    if lines:
+        print(f"\n{title}:\n  " + "\n  ".join(lines), flush=True)
+        print(flush=True)
+
+
+def _last(text: str) -> str:
+    return (text.splitlines() or [""])[-1]
+
+
+def stages(everything: bool) -> list[list[Part]]:
+    together = ("-n", str(PROCESSES), *FILES, "-m", "not soak and not alone")
+    found = [
+        [Part("tests", together, short=True)],
+        [Part("alone", ("-p", "no:cacheprovider", "-m", "alone and not soak"), short=True)],
+    ]
+    if everything:
+        elsewhere = ("--ignore=tests/soak", "--ignore=tests/vm")
+        found += [
+            [
+                Part("histories", ("-m", "soak", "-s", "tests/soak/test_random_histories.py"), repeats=False),
+                Part("load", ("-m", "soak", "-s", "tests/soak/test_mixed_load.py"), repeats=False),
+            ],
+            [
+                Part("machines", ("-m", "soak", "tests/vm")),
+                Part("soak", ("-n", "2", *FILES, "-m", "soak and not alone", "tests", *elsewhere)),
+            ],
+        ]
+    return found
 
 
 def main() -> int:
-    code = run(*TOGETHER)
-    unstable = code == pytest.ExitCode.TESTS_FAILED
-    if unstable:
-        code = run(*AGAIN, "-rA", "--show-capture=no")
-    alone = run(*ALONE)
-    if unstable and not code:
-        print("== unstable: the tests that were run again failed in two processes, and passed in one")
-    return code or alone
+    parser = argparse.ArgumentParser(prog="python -m tests", description="Run the tests.")
+    parser.add_argument("--all", action="store_true", help="the soaks as well")
+    arguments = parser.parse_args()
+    shutil.rmtree(OUTPUT, ignore_errors=True)
+    OUTPUT.mkdir(parents=True)
+    runner = Runner()
+    interrupted = False
+    try:
+        for stage in stages(arguments.all):
+            runner.stage(stage, runner.runs)
+        runner.repeat()
+    except KeyboardInterrupt:
+        interrupted = True
+    code = runner.summary()
+    return 130 if interrupted else code
 
 
 if __name__ == "__main__":

@@ -160,14 +160,15 @@ def world(place: Place, daemons: Nursery) -> Iterator[World]:
 
 
 def points(*prefixes: str) -> pytest.MarkDecorator:
-    """Those of a name that begins so, at each kind of place that comes there."""
+    """Failpoints by prefix, at each kind of place that reaches them. All but the first are soaks."""
     found = [
         (kind, point)
         for kind, some in PLACES.items()
         for point in POINTS
         if point.startswith(prefixes) and point in some
     ]
-    return pytest.mark.parametrize(("place", "point"), found, indirect=["place"])
+    cases = [pytest.param(*each, marks=pytest.mark.soak if each != found[0] else ()) for each in found]
+    return pytest.mark.parametrize(("place", "point"), cases, indirect=["place"])
 
 
 @points("create.", "volume.")

@@ -21,7 +21,6 @@ from tests.integration.test_http_attach import attached
 
 FLAT = 50 * MIB
 """How much the daemon may grow, whatever anybody does."""
-FLOOD = 10 * GIB
 FLOODING = 100
 SLOW_CLIENTS = 200
 
@@ -64,12 +63,14 @@ def unread(daemon: Daemon, method: str, path: str, body: str = "") -> Connection
     return connection
 
 
-@pytest.mark.slow
-def test_ten_gigabytes_for_clients_that_do_not_read(daemon: Daemon, environment: str, neighbour: str) -> None:
+@pytest.mark.parametrize("flood", [GIB // 4, pytest.param(10 * GIB, marks=pytest.mark.soak)])
+def test_a_flood_for_clients_that_do_not_read(
+    daemon: Daemon, environment: str, neighbour: str, flood: int
+) -> None:
     """By every way that streams output. Those who must not miss any make the program wait; without them it runs on."""
     growth = Growth(daemon)
     in_environment = f"/environments/{environment}"
-    argv = ["head", "-c", str(FLOOD), "/dev/zero"]
+    argv = ["head", "-c", str(flood), "/dev/zero"]
     info = daemon.call("POST", f"{in_environment}/executions", {"argv": argv}, expect=201)
     program = f"{in_environment}/executions/{info['execution_id']}"
     with ExitStack() as stack:
@@ -87,7 +88,7 @@ def test_ten_gigabytes_for_clients_that_do_not_read(daemon: Daemon, environment:
             assert daemon.execute(neighbour, ["echo", "alive"])["stdout"] == "alive\n"
             growth.look()
             time.sleep(0.1)  # that it gets on
-    assert (found["outcome"], found["result"]["stdout_size"]) == ("completed", FLOOD)
+    assert (found["outcome"], found["result"]["stdout_size"]) == ("completed", flood)
     assert growth.most < FLAT
 
 

@@ -25,7 +25,7 @@ from skerry.images.store import Image, ImageStore
 from tests.integration.daemon import started
 from tests.support import folder_in_memory, require, temporary_home
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.root, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 def minimal(*commands: tuple[str, ...], name: str = "minimal") -> Definition:

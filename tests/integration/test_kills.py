@@ -19,7 +19,12 @@ from tests.integration import agreement
 from tests.integration.daemon import Daemon
 from tests.integration.nursery import Nursery, nursery
 
-KILLS = {"namespace": 200, "fake": 20, "namespace-postgres": 20}
+KILLS = [
+    ("namespace", 8),
+    pytest.param("namespace", 200, marks=pytest.mark.soak),
+    pytest.param("fake", 20, marks=pytest.mark.soak),
+    pytest.param("namespace-postgres", 20, marks=pytest.mark.soak),
+]
 CLIENTS = 6
 KEPT_MAX = 3
 """Of each client, so that a round stays short."""
@@ -132,11 +137,11 @@ def daemons() -> Iterator[Nursery]:
         yield loaded
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KILLS)
+@pytest.mark.parametrize(("kind", "kills"), KILLS)
 def test_killed_at_random_moments_under_load(
     home: Path,
     kind: str,
+    kills: int,
     daemons: Nursery,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
@@ -147,7 +152,7 @@ def test_killed_at_random_moments_under_load(
     seed = random.randrange(1 << 30)
     chance = random.Random(seed)
     clients = [Client(seed + number) for number in range(CLIENTS)]
-    for _ in range(KILLS[kind]):
+    for _ in range(kills):
         done, stop = threading.Semaphore(0), threading.Event()
         with daemons.started(home, *options) as daemon, ThreadPoolExecutor(CLIENTS) as pool:
             verify(daemon, clients, seed)

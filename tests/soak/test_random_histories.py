@@ -10,7 +10,7 @@ import pytest
 from tests.soak import histories
 from tests.soak.durations import SECONDS
 
-SHORT = 12.0
+SHORT = 6.0
 """Seconds of load in `make test`."""
 
 
@@ -25,7 +25,6 @@ def check(home: Path, kind: str, seconds: float, monkeypatch: pytest.MonkeyPatch
     assert not world.broken, f"{again}\n{histories.report(world)}"
 
 
-@pytest.mark.slow
 def test_a_short_history_breaks_no_promise(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(home, "sqlite", SHORT, monkeypatch)
 

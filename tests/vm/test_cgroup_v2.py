@@ -8,7 +8,7 @@ import pytest
 
 from tests.vm.machine import VirtualMachine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 users = pytest.mark.parametrize("user", ["root", "tester"])
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.vm.machine import VirtualMachine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 TEST = "tests/security/test_shared_resources.py::test_a_negative_oom_score_of_the_daemon_cannot_be_had_inside"
 
