@@ -113,7 +113,7 @@ async def test_a_limit_of_memory_is_for_python_alone(box: Box) -> None:
 
 @asynccontextmanager
 async def bash(box: Box, **options: Any) -> AsyncIterator[ShellSession]:
-    sessions = sessions_of(box).sessions
+    sessions = sessions_of(box)
     session = await sessions.open(CALLER, "bash", **options)
     assert isinstance(session, ShellSession)
     yield session
@@ -150,7 +150,7 @@ async def test_bash_is_interrupted(box: Box, nap: str) -> None:
 
 
 async def test_a_closed_bash_leaves_no_shell(box: Box) -> None:
-    sessions = sessions_of(box).sessions
+    sessions = sessions_of(box)
     for _ in range(70):  # more than a guest holds
         await sessions.open(CALLER, "bash", "one")
         await sessions.close(CALLER, "one")
@@ -165,4 +165,4 @@ async def test_a_bash_that_does_not_want_to_end(box: Box, monkeypatch: pytest.Mo
     async with bash(box) as session:
         result = await command(session, "read() { while :; do :; done; }")
         assert result.outcome is Outcome.COMPLETED
-    assert sessions_of(box).sessions.list() == []
+    assert sessions_of(box).list() == []

@@ -16,9 +16,11 @@ from skerry.manager.audit.acts import Subject
 from skerry.manager.caller import Caller
 from skerry.manager.environments.records import Records
 from skerry.manager.executions.registry import Executions
-from skerry.manager.sessions import sessions as module
+from skerry.manager.executions.runtime import Runtime
+from skerry.manager.sessions import registry as module
 from skerry.manager.sessions.calls import Code
-from skerry.manager.sessions.sessions import Interpreter, Sessions
+from skerry.manager.sessions.interpreter import Interpreter
+from skerry.manager.sessions.registry import Sessions
 from skerry.models import Outcome, SessionResult
 from skerry.policy import MIB, Limits
 from tests.conformance.harness import ENV, Box, Site, eventually, needs
@@ -36,18 +38,22 @@ class Forgetful:
         return written
 
 
-def sessions_of(box: Box) -> Executions:
-    return Executions(
+def runtime_of(box: Box) -> Runtime:
+    return Runtime(
         "tests",
         Subject(box.id, "", "", ""),
         box.backend,
         box.channel,
         cast(Records, Forgetful()),
         dict(ENV),
-        touch=lambda: None,
         lost=lambda reason: None,
         secluded=lambda: False,
     )
+
+
+def sessions_of(box: Box, runtime: Runtime | None = None) -> Sessions:
+    records = cast(Records, Forgetful())
+    return Sessions(Executions(runtime or runtime_of(box), records, touch=lambda: None))
 
 
 async def interpreter(sessions: Sessions, language: str, id: str = "", **options: Any) -> Interpreter:
@@ -58,7 +64,7 @@ async def interpreter(sessions: Sessions, language: str, id: str = "", **options
 
 @contextlib.asynccontextmanager
 async def opened(box: Box, language: str = "python", **options: Any) -> AsyncIterator[Interpreter]:
-    sessions = sessions_of(box).sessions
+    sessions = sessions_of(box)
     session = await interpreter(sessions, language, **options)
     try:
         yield session
@@ -283,7 +289,7 @@ async def test_calls_wait_for_each_other(box: Box) -> None:
 
 @pytest.mark.requirement("R9")
 async def test_sessions_are_found_by_id_and_do_not_share_state(box: Box) -> None:
-    sessions = sessions_of(box).sessions
+    sessions = sessions_of(box)
     first, second = await interpreter(sessions, "python", "one"), await interpreter(sessions, "python", "two")
     assert await sessions.open(CALLER, "python", "one") is first
     await run(first, "x = 1")
@@ -300,7 +306,7 @@ async def test_sessions_are_found_by_id_and_do_not_share_state(box: Box) -> None
 
 async def test_there_are_not_too_many(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SESSIONS_MAX", 1)
-    sessions = sessions_of(box).sessions
+    sessions = sessions_of(box)
     await sessions.open(CALLER, "python", "one")
     with pytest.raises(LimitReached):
         await sessions.open(CALLER, "python")
@@ -308,11 +314,12 @@ async def test_there_are_not_too_many(box: Box, monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_an_image_without_the_interpreter(box: Box) -> None:
-    home = sessions_of(box)
-    home.variables["PATH"] = "/nowhere"
+    runtime = runtime_of(box)
+    runtime.variables["PATH"] = "/nowhere"
+    sessions = sessions_of(box, runtime)
     with pytest.raises(InvalidRequest, match="there is no python3"):
-        await home.sessions.open(CALLER, "python")
-    assert home.sessions.list() == []
+        await sessions.open(CALLER, "python")
+    assert sessions.list() == []
 
 
 # ---- the end of calls ----
@@ -622,17 +629,18 @@ async def test_a_replaced_stdout_stays_replaced(box: Box) -> None:
 
 
 async def test_what_threads_write_after_their_call_is_in_the_log_alone(box: Box) -> None:
-    home = sessions_of(box)
-    session = await interpreter(home.sessions, "python")
+    runtime = runtime_of(box)
+    sessions = sessions_of(box, runtime)
+    session = await interpreter(sessions, "python")
     code = "import os, threading, time\n"
     code += "def late():\n while not os.path.exists('go'): time.sleep(0.005)\n print('late')\n"
     assert await said(session, f"{code}threading.Thread(target=late).start()\nprint('call')") == "call\n"
-    tap = home.log.read(follow=True)
+    tap = runtime.log.read(follow=True)
     await box.channel.write("go", b"")
     async for entry in tap:
         if b"late" in entry.data:
             break
-    home.log.leave(tap)
+    runtime.log.leave(tap)
     assert await said(session, "print('next')") == "next\n"
-    await home.sessions.close(CALLER, session.id)
+    await sessions.close(CALLER, session.id)
     await box.channel.remove("go")

@@ -11,14 +11,14 @@ import pytest
 from skerry.manager.caller import Caller
 from skerry.manager.sessions import calls
 from skerry.manager.sessions.calls import Call
-from skerry.manager.sessions.sessions import Sessions
+from skerry.manager.sessions.registry import Sessions
 
 
 def test_whoever_takes_all_that_there_is_leaves_something(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls hold what they show for as long as they run; all calls of all tenants together have so much room."""
     monkeypatch.setattr(calls, "HELD_MAX", 1000)
     monkeypatch.setattr(calls, "USUAL_MAX", 100)
-    session: Any = SimpleNamespace(home=None)
+    session: Any = SimpleNamespace(runtime=None)
 
     async def main() -> None:
         greedy, modest = [Call(session, {}) for _ in range(9)], Call(session, {})
@@ -47,7 +47,7 @@ def test_a_close_that_takes_long_leaves_a_new_session_of_the_same_id_alone() -> 
         async def close(_: Caller) -> None:
             await closing.wait()
 
-        anything: Any = SimpleNamespace(close=close)
+        anything: Any = SimpleNamespace(close=close, runtime=None)
         new: Any = SimpleNamespace()
         sessions = Sessions(anything)
         sessions._all["one"] = anything

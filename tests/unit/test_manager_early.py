@@ -13,7 +13,7 @@ from skerry.manager.caller import Caller
 from skerry.manager.environments.environment import Environment
 from skerry.manager.executions.commands import Command
 from skerry.manager.executions.output import STDOUT, Log
-from skerry.manager.executions.queue import Line
+from skerry.manager.executions.queue import RunQueue
 from skerry.manager.executions.registry import Executions
 from skerry.manager.sessions.calls import Call
 from skerry.models import Outcome, State, Usage
@@ -71,7 +71,7 @@ async def test_a_program_runs_but_nothing_of_it_is_told() -> None:
     world = World()
     environment, executions = await world.create()
     execution = executions.prepare(CALLER, COMMAND)
-    tap, log = execution.tap(), executions.log.read(follow=True)
+    tap, log = execution.tap(), executions.runtime.log.read(follow=True)
     running = asyncio.create_task(execution.run())
     process = await world.begun(environment)
     process.emit(b"out")
@@ -150,7 +150,7 @@ async def test_output_of_a_call_waits_for_the_disk() -> None:
         disk.result()
 
     log = Log()
-    session: Any = SimpleNamespace(home=SimpleNamespace(log=log, tenant="", worked=lambda _: None))
+    session: Any = SimpleNamespace(runtime=SimpleNamespace(log=log, tenant="", charge=lambda _: None))
     for error in (None, StoreUnavailable("no such disk")):
         disk = asyncio.get_running_loop().create_future()
         call = Call(session, {}, on_disk=on_disk)
@@ -179,8 +179,10 @@ async def test_the_result_of_a_call_waits_for_the_disk() -> None:
     async def nothing(*_: object) -> tuple[Usage, bool]:
         return Usage(), False
 
-    home = SimpleNamespace(running={}, reset_peak=lambda: None, sample=lambda: None, usage_since=nothing)
-    session: Any = SimpleNamespace(home=home, line=Line(), interrupted=False, end=lambda call: None)
+    runtime = SimpleNamespace(executing=0, reset_peak=lambda: None, sample=lambda: None, usage_since=nothing)
+    session: Any = SimpleNamespace(
+        runtime=runtime, queue=RunQueue(), interrupted=False, end=lambda call: None
+    )
     session.begin = lambda call: SimpleNamespace(write=nothing)
     for error in (None, StoreUnavailable("no such disk")):
         disk = asyncio.get_running_loop().create_future()

@@ -12,9 +12,9 @@ import pytest
 from skerry.errors import Busy, Conflict, ExecutionNotFound, GuestFailed, InvalidRequest
 from skerry.manager.caller import Caller
 from skerry.manager.capacity import Room
+from skerry.manager.clock import since_boot
 from skerry.manager.environments.environment import Environment
 from skerry.manager.environments.manager import EnvironmentManager
-from skerry.manager.environments.records import since_boot
 from skerry.manager.executions import execution as one
 from skerry.manager.executions import registry as module
 from skerry.manager.executions.commands import OUTPUT_LIMIT, OUTPUT_LIMIT_MAX, Command
@@ -101,7 +101,7 @@ async def test_commands_of_one_shell_run_in_the_order_in_which_they_came() -> No
     await asyncio.gather(*tasks)
     next(process for process in channel.started if process.start.shell == "other").end()
     await beside
-    assert executions._lines == {}
+    assert executions.runtime._queues == {}
 
 
 @asynchronous
@@ -166,7 +166,7 @@ async def test_timeout_of_an_adopted_execution_ignores_jumps_of_the_clock(
     monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
     limits: list[float] = []
-    monkeypatch.setattr(one.Execution, "_limit", lambda _, seconds: limits.append(seconds))
+    monkeypatch.setattr(one.Execution, "_limit", lambda _self, seconds, _message: limits.append(seconds))
     _, _, environment, executions, channel = await setup()
     running = asyncio.create_task(executions.prepare(CALLER, Command(argv=["a"])).run())
     process = await channel.nth(1)
@@ -185,7 +185,7 @@ async def test_timeout_of_an_adopted_execution_ignores_jumps_of_the_clock(
         started_at=time.time() - 50 + jump,
         detail=detail,
     )
-    one.Execution.adopted(executions, record, cast(Any, process), Recent(1000))
+    one.Execution.adopted(executions.runtime, record, cast(Any, process), Recent(1000), lambda _: None)
     assert 5 < limits[-1] <= 10
     process.end()
     await running
@@ -439,10 +439,10 @@ async def test_the_log_holds_what_everything_wrote_and_drops_for_slow_followers(
         process.end()
 
     channel._program = program
-    slow = executions.log.read(follow=True)
+    slow = executions.runtime.log.read(follow=True)
     for _ in range(10):
         await executions.prepare(CALLER, Command(argv=["x"])).run()
-    kept = [entry async for entry in executions.log.read(follow=False)]
+    kept = [entry async for entry in executions.runtime.log.read(follow=False)]
     assert len(kept) == 4
     for _ in range(3):
         assert (await anext(slow)).data == b"x" * 65536
@@ -473,8 +473,8 @@ async def test_large_outputs_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> 
     theirs = await manager.create(stranger, policy=POLICY)
     assert theirs.executions is not None
     theirs.executions.prepare(stranger, large)  # something is left for others
-    executions.leave(admitted[0], None)
-    executions.leave(admitted[1], None)
+    admitted[0]._leave()
+    admitted[1]._leave()
     other.executions.prepare(CALLER, large)
     await manager.delete(CALLER, environment.id)
     await manager.close()

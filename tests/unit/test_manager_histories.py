@@ -17,9 +17,8 @@ import pytest
 
 from skerry.backends.base import Instance, InstanceSpec
 from skerry.errors import Conflict, LaunchFailed, SkerryError, StoreUnavailable
-from skerry.manager.environments.environment import Environment
+from skerry.manager.environments.environment import Environment, Key
 from skerry.manager.environments.manager import EnvironmentManager
-from skerry.manager.environments.records import Key
 from skerry.manager.executions.commands import Command
 from skerry.models import State
 from skerry.store import Written

@@ -23,15 +23,17 @@ from skerry.errors import (
 )
 from skerry.guest.channel import REPLIES
 from skerry.host.network import Sockets
+from skerry.manager.clock import boot_id, since_boot
 from skerry.manager.environments import recovery
-from skerry.manager.environments.environment import Environment
+from skerry.manager.environments.environment import Environment, Key
 from skerry.manager.environments.lease import Lease, Reaper
 from skerry.manager.environments.manager import EnvironmentManager
-from skerry.manager.environments.records import NOT_STARTED, Key, boot_id, since_boot
+from skerry.manager.environments.networks import Networks
+from skerry.manager.environments.records import NOT_STARTED
 from skerry.manager.executions.commands import Command
-from skerry.manager.network.network import Networks
 from skerry.manager.pools.pools import Settings
-from skerry.manager.sessions.sessions import Interpreter
+from skerry.manager.sessions.interpreter import Interpreter
+from skerry.manager.sessions.registry import Sessions
 from skerry.models import State
 from skerry.store.audit import Entry
 from skerry.store.environments import EnvironmentRecord
@@ -123,6 +125,11 @@ async def outcome(task: asyncio.Task[Any]) -> BaseException | None:
 # ---- while the daemon stops ----
 
 
+def sessions_of(environment: Environment) -> Sessions:
+    assert environment.sessions is not None
+    return environment.sessions
+
+
 @asynchronous
 async def test_calls_under_way_are_told_to_try_again_when_the_daemon_leaves_their_environment() -> None:
     backend = StubBackend()
@@ -138,7 +145,7 @@ async def test_calls_under_way_are_told_to_try_again_when_the_daemon_leaves_thei
     background = await executions.start(CALLER, Command(argv=["server"]))
     executions.follow(background)
     joined = asyncio.create_task(background.over())
-    followed = asyncio.create_task(anext(executions.log.read(follow=True)))
+    followed = asyncio.create_task(anext(executions.runtime.log.read(follow=True)))
     await channel.nth(3)
 
     async def use() -> None:
@@ -279,8 +286,7 @@ async def test_of_many_restarts_at_once_one_interpreter_is_left_and_none_after_a
     backend.program = answer
     manager = make_manager(backend)
     environment = await manager.create(CALLER, policy=POLICY)
-    _, executions = await manager.running(CALLER, environment.id)
-    sessions, channel = executions.sessions, backend.channels[environment.id]
+    sessions, channel = sessions_of(environment), backend.channels[environment.id]
     session = await sessions.open(CALLER, "python", "one")
 
     def alive() -> list[StubProcess]:
@@ -312,9 +318,8 @@ async def test_a_restart_that_is_cancelled_leaves_no_interpreter_that_is_not_lis
     backend.program = answer
     manager = make_manager(backend)
     environment = await manager.create(CALLER, policy=POLICY)
-    _, executions = await manager.running(CALLER, environment.id)
     channel = backend.channels[environment.id]
-    session = cast(Interpreter, await executions.sessions.open(CALLER, "python"))
+    session = cast(Interpreter, await sessions_of(environment).open(CALLER, "python"))
     for turns in range(12):  # each moment of a restart
         restarting = asyncio.create_task(session.restart(CALLER))
         for _ in range(turns):
@@ -332,9 +337,8 @@ async def test_an_interpreter_starts_when_the_last_one_is_gone_though_its_restar
     backend.program = answer
     manager = make_manager(backend)
     environment = await manager.create(CALLER, policy=POLICY)
-    _, executions = await manager.running(CALLER, environment.id)
     channel = backend.channels[environment.id]
-    session = await executions.sessions.open(CALLER, "python")
+    session = await sessions_of(environment).open(CALLER, "python")
     channel.obeys = False
     first = asyncio.create_task(session.restart(CALLER))
     await until(lambda: channel.started[0].killed)
@@ -355,8 +359,7 @@ async def test_a_restart_that_meets_the_end_of_the_daemon_is_told_to_try_again(t
     backend = StubBackend()
     manager = make_manager(backend)
     environment = await manager.create(CALLER, policy=POLICY)
-    _, executions = await manager.running(CALLER, environment.id)
-    opening = asyncio.create_task(executions.sessions.open(CALLER, "python"))
+    opening = asyncio.create_task(sessions_of(environment).open(CALLER, "python"))
     for _ in range(turns):
         await asyncio.sleep(0)
     await manager.close(keep=True)
@@ -370,8 +373,7 @@ async def test_a_call_in_a_session_has_no_result_when_the_daemon_stops() -> None
     backend.program = answer
     manager = make_manager(backend)
     environment = await manager.create(CALLER, policy=POLICY)
-    _, executions = await manager.running(CALLER, environment.id)
-    session = cast(Interpreter, await executions.sessions.open(CALLER, "python"))
+    session = cast(Interpreter, await sessions_of(environment).open(CALLER, "python"))
     listings = [asyncio.create_task(session.variables(CALLER)) for _ in range(2)]
     await until(lambda: session.current is not None)
     await manager.close(keep=True)
@@ -466,7 +468,7 @@ async def test_call_under_way_is_told_that_its_environment_was_deleted(deleted: 
         await manager.delete(CALLER, environment.id)
     else:
         assert environment.executions is not None
-        environment.executions.channel.closed.set_result("it broke")
+        environment.executions.runtime.channel.closed.set_result("it broke")
     with pytest.raises(EnvironmentEnded if deleted else GuestFailed):
         await calling
     await manager.close()

@@ -110,10 +110,10 @@ async def _control(caller: Caller, executions: Executions, execution: Execution,
     if control.resize is not None:
         execution.resize(*control.resize)
     if control.signal is not None:
-        async with executions.act(caller, "execution.signal", {**detail, "signal": control.signal}):
+        async with executions.runtime.act(caller, "execution.signal", {**detail, "signal": control.signal}):
             execution.signal(control.signal)
     if control.kill:
-        async with executions.act(caller, "execution.kill", detail):
+        async with executions.runtime.act(caller, "execution.kill", detail):
             execution.stop(Outcome.CANCELED, "killed on request")
 
 

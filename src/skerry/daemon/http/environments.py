@@ -30,8 +30,7 @@ from skerry.errors import (
     QuotaExceeded,
     StoreUnavailable,
 )
-from skerry.manager.environments.environment import Environment
-from skerry.manager.environments.records import Key
+from skerry.manager.environments.environment import Environment, Key
 from skerry.models import State, Usage
 from skerry.policy import ISOLATIONS, NETWORKS, WORKSPACES, Limits, Policy
 

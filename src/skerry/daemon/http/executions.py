@@ -187,7 +187,7 @@ async def signal(call: Call, environment_id: str, execution_id: str, body: Kill)
     executions = await call.executions(environment_id)
     execution = executions.find(execution_id)
     detail = {"execution_id": execution.id, "signal": body.signal}
-    async with executions.act(call.caller, "execution.signal", detail):
+    async with executions.runtime.act(call.caller, "execution.signal", detail):
         execution.signal(body.signal)
     return reply({})
 
@@ -204,14 +204,14 @@ async def stdin(call: Call, environment_id: str, execution_id: str, eof: bool) -
 async def kill(call: Call, environment_id: str, execution_id: str) -> Response:
     executions = await call.executions(environment_id)
     execution = executions.find(execution_id)
-    async with executions.act(call.caller, "execution.kill", {"execution_id": execution.id}):
+    async with executions.runtime.act(call.caller, "execution.kill", {"execution_id": execution.id}):
         execution.stop(Outcome.CANCELED, "killed on request")
         await execution.over()
     return reply({})
 
 
 async def logs(call: Call, environment_id: str, follow: bool, execution: str) -> Response:
-    log = (await call.executions(environment_id)).log
+    log = (await call.executions(environment_id)).runtime.log
     return Stream(_log_lines(log, follow, execution), NDJSON)
 
 

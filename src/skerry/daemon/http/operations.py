@@ -31,6 +31,7 @@ from skerry.manager.caller import Caller
 from skerry.manager.code.programs import Code
 from skerry.manager.environments.manager import EnvironmentManager, Use
 from skerry.manager.executions.registry import Executions
+from skerry.manager.sessions.registry import Sessions
 from skerry.settings import Home
 from skerry.store import Store
 
@@ -96,6 +97,12 @@ class Call:
     @property
     def manager(self) -> EnvironmentManager:
         return self.engine.manager
+
+    async def sessions(self, environment_id: str) -> Sessions:
+        """Raises what `EnvironmentManager.running` does."""
+        environment, _ = await self.manager.running(self.caller, environment_id)
+        assert environment.sessions is not None
+        return environment.sessions
 
     async def executions(self, ref: str) -> Executions:
         """What runs in an environment; see EnvironmentManager.running()."""

@@ -23,7 +23,8 @@ from skerry.errors import Busy, FileConflict, LanguageNotFound, LimitReached, Se
 from skerry.manager.environments.manager import Use
 from skerry.manager.executions.output import STREAM_NAMES
 from skerry.manager.sessions.calls import Code
-from skerry.manager.sessions.sessions import LANGUAGES, Interpreter
+from skerry.manager.sessions.interpreter import Interpreter
+from skerry.manager.sessions.registry import LANGUAGES
 from skerry.models import Outcome, SessionResult, encode_bytes
 from skerry.policy import parse_size
 
@@ -78,7 +79,7 @@ async def open_session(call: Call, environment_id: str, body: OpenSession) -> Re
             if "create" not in call.caller.verbs:  # an environment, in which they are installed
                 raise refusal(call.caller, "create")
             await call.engine.code.bring(call.caller, environment_id, body.language, body.packages)
-        sessions = use.executions.sessions
+        sessions = use.sessions
         session = await sessions.open(
             call.caller,
             body.language,
@@ -94,19 +95,19 @@ async def open_session(call: Call, environment_id: str, body: OpenSession) -> Re
 
 
 async def list_sessions(call: Call, environment_id: str) -> Response:
-    sessions = (await call.executions(environment_id)).sessions
+    sessions = await call.sessions(environment_id)
     return reply({"sessions": [session.info.to_dict() for session in sessions.list()]})
 
 
 async def get_session(call: Call, environment_id: str, session_id: str) -> Response:
-    sessions = (await call.executions(environment_id)).sessions
+    sessions = await call.sessions(environment_id)
     return reply(sessions.find(session_id).info.to_dict())
 
 
 async def run_code(call: Call, environment_id: str, session_id: str, body: RunCode) -> Response:
     code = await body.to_code()
     async with call.using_early(environment_id, "session.run", session_id=session_id, **code.told) as use:
-        session = use.executions.sessions.find(session_id)
+        session = use.sessions.find(session_id)
         running = session.prepare(call.caller, code, use.on_disk)
         with Watch(call.receive, lambda: running.stop(Outcome.CANCELED, "the client went away")):
             result = await running.run()
@@ -122,7 +123,7 @@ async def _events(
     call: Call, environment_id: str, session_id: str, code: Code
 ) -> AsyncGenerator[bytes, None]:
     async with call.using_early(environment_id, "session.run", session_id=session_id, **code.told) as use:
-        session = use.executions.sessions.find(session_id)
+        session = use.sessions.find(session_id)
         running = session.prepare(call.caller, code, use.on_disk)
         tap = running.tap()
         task = asyncio.create_task(running.run())
@@ -165,27 +166,27 @@ def _tell(use: Use, result: SessionResult) -> None:
 
 async def interrupt_session(call: Call, environment_id: str, session_id: str) -> Response:
     async with call.using(environment_id, "session.interrupt", session_id=session_id) as use:
-        use.executions.sessions.find(session_id).interrupt()
+        use.sessions.find(session_id).interrupt()
     return reply({})
 
 
 async def restart_session(call: Call, environment_id: str, session_id: str) -> Response:
     async with call.using(environment_id, "session.restart", session_id=session_id) as use:
-        session = use.executions.sessions.find(session_id)
+        session = use.sessions.find(session_id)
         await session.restart(call.caller)
     return reply(session.info.to_dict())
 
 
 async def list_variables(call: Call, environment_id: str, session_id: str) -> Response:
     async with call.using(environment_id, "session.variables", session_id=session_id) as use:
-        session = use.executions.sessions.find(session_id)
+        session = use.sessions.find(session_id)
         found = await session.variables(call.caller)  # their descriptions are made by the user's code
     return reply({"variables": [variable.to_dict() for variable in found]})
 
 
 async def close_session(call: Call, environment_id: str, session_id: str) -> Response:
     async with call.using(environment_id, "session.close", session_id=session_id) as use:
-        await use.executions.sessions.close(call.caller, session_id)
+        await use.sessions.close(call.caller, session_id)
     return reply({})
 
 

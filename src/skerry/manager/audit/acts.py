@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import structlog
 
@@ -22,7 +22,6 @@ from skerry.manager.caller import Caller
 from skerry.store.audit import Entry
 
 if TYPE_CHECKING:
-    from skerry.manager.environments.records import Records
     from skerry.models import Usage
     from skerry.store import Written
 
@@ -35,6 +34,16 @@ DENIERS_MAX = 1000
 T = TypeVar("T")
 
 log = structlog.get_logger(component="audit")
+
+
+class AuditLog(Protocol):
+    """Where rows of the audit are appended. Both may raise StoreUnavailable."""
+
+    def audit(self, tenant: str, entry: Entry, *, later: bool = False) -> asyncio.Future[None]:
+        """`later`: nobody waits for it."""
+        ...
+
+    def audit_early(self, tenant: str, entry: Entry) -> Written[None]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +81,11 @@ class Act:
     was done in is gone as well.
     """
 
-    __slots__ = ("_action", "_begun", "_detail", "_records", "_subject", "_synced", "caller")
+    __slots__ = ("_action", "_begun", "_detail", "_log", "_subject", "_synced", "caller")
 
     def __init__(
         self,
-        records: Records,
+        log: AuditLog,
         caller: Caller,
         action: str,
         subject: Subject | None,
@@ -85,7 +94,7 @@ class Act:
         begun: bool = False,
     ) -> None:
         self.caller = caller
-        self._records = records
+        self._log = log
         self._action = action
         self._subject = subject
         self._detail = detail
@@ -95,11 +104,11 @@ class Act:
     async def begin(self) -> None:
         """Write the intent down, to disk. Raises StoreUnavailable: then nothing may be done."""
         with self._beginning():
-            await self._records.audit(self.caller.tenant, self._intent())
+            await self._log.audit(self.caller.tenant, self._intent())
 
     async def begin_early(self) -> None:
         """The same, but without waiting for the disk: nobody may see what is done before `on_disk()` returns."""
-        await self.begin_with(partial(self._records.audit_early, self.caller.tenant))
+        await self.begin_with(partial(self._log.audit_early, self.caller.tenant))
 
     async def begin_with(self, write: Callable[[Entry], Written[T]]) -> T:
         """As `begin_early()`, together with something else that must be written down."""
@@ -142,7 +151,7 @@ class Act:
         if self._begun:
             self._begun = False
             entry = self.entry("result", outcome, usage, detail)
-            note(self._records.audit(self.caller.tenant, entry, later=True))
+            note(self._log.audit(self.caller.tenant, entry, later=True))
 
     def failed(self, error: BaseException) -> None:
         self.end(error.code if isinstance(error, SkerryError) else CANCELED)
@@ -190,8 +199,8 @@ class Act:
 class Denials:
     """What callers were refused."""
 
-    def __init__(self, records: Records) -> None:
-        self._records = records
+    def __init__(self, log: AuditLog) -> None:
+        self._log = log
         self._told: dict[str, tuple[float, int]] = {}
         """By token: when its last second began, and how many there were since."""
 
@@ -211,9 +220,9 @@ class Denials:
         if len(self._told) > DENIERS_MAX:
             del self._told[next(iter(self._told))]
         log.warning("refused", action=action, code=error.code, who=caller.who, request=caller.request_id)
-        act = Act(self._records, caller, action, None, {})
+        act = Act(self._log, caller, action, None, {})
         detail["not_told_before"] = untold or None
-        note(self._records.audit(caller.tenant, act.entry("denial", error.code, detail=detail)))
+        note(self._log.audit(caller.tenant, act.entry("denial", error.code, detail=detail)))
 
 
 def bounded(detail: dict[str, Any]) -> dict[str, Any]:

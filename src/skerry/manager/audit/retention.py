@@ -10,9 +10,8 @@ from typing import Any
 import structlog
 
 from skerry.errors import InvalidRequest, SkerryError
-from skerry.manager.audit.acts import Act
+from skerry.manager.audit.acts import Act, AuditLog
 from skerry.manager.caller import Caller
-from skerry.manager.environments.records import Records
 from skerry.store import Connection, Store, audit, retention
 
 DAYS = "SKERRY_AUDIT_DAYS"
@@ -21,7 +20,7 @@ DAY = 86400.0
 log = structlog.get_logger(component="audit")
 
 
-async def prune(store: Store, records: Records, caller: Caller, before: float) -> dict[str, Any]:
+async def prune(store: Store, records: AuditLog, caller: Caller, before: float) -> dict[str, Any]:
     """Remove rows of the caller's tenant that are older than `before`, and tell of it in its chain.
 
     Up to the first intent that has no result, and may still get one. If the caller acts for another tenant, its own
@@ -74,7 +73,7 @@ def days() -> float | None:
     return value
 
 
-async def retain(store: Store, records: Records) -> None:
+async def retain(store: Store, records: AuditLog) -> None:
     """Remove what is older than `SKERRY_AUDIT_DAYS`, of every tenant; to be called now and then."""
     kept = days()
     for tenant in await store.read(audit.tenants):

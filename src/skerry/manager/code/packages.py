@@ -144,7 +144,8 @@ class Packages:
         Raises what `held` and `EnvironmentManager.running` do, and FileConflict, DiskFull.
         """
         environment, executions = await self._manager.running(caller, ref)
-        sessions, isolation = executions.sessions, environment.policy.isolation
+        sessions, isolation = environment.sessions, environment.policy.isolation
+        assert sessions is not None
         installer = installer_of(language)
         async with sessions.bringing:
             there, place = sessions.brought.get(installer.name, ((), None))
@@ -157,7 +158,7 @@ class Packages:
                 with self._archive(caller.tenant) as (archive, more):
                     more(found.kept.size)
                     await asyncio.to_thread(self._layers.archive, found.kept, archive)
-                    await files.untar(executions.channel, folder, _chunks(archive))
+                    await files.untar(executions.runtime.channel, folder, _chunks(archive))
                 sessions.brought[installer.name] = wanted, found.kept.place
 
     async def tend(self) -> None:

@@ -9,8 +9,8 @@ from collections import Counter
 
 from skerry.errors import EnvironmentNotFound, InvalidRequest
 from skerry.ids import LENGTH
+from skerry.manager.clock import Clock
 from skerry.manager.environments.environment import Environment
-from skerry.manager.environments.lease import Clock
 
 REMEMBER_FOR = 86400.0
 REMEMBER_MAX = 1000

@@ -11,13 +11,22 @@ from skerry.errors import EnvironmentEnded
 from skerry.images.store import Image
 from skerry.manager.audit.acts import Subject
 from skerry.manager.environments.lease import Lease
-from skerry.manager.environments.records import Key
 from skerry.manager.executions.commands import base_variables
 from skerry.manager.executions.registry import Executions
 from skerry.manager.network.network import Network
 from skerry.manager.pools.pools import Entry, Pool
+from skerry.manager.sessions.registry import Sessions
 from skerry.models import EnvironmentInfo, Outcome, State, Usage
 from skerry.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An idempotency key: identifies a repeated request."""
+
+    text: str
+    request: str
+    """Hash of the request, to refuse a different one with the same key."""
 
 
 @dataclass(eq=False, slots=True)
@@ -61,6 +70,7 @@ class Environment:
     """What the pool has made of it already."""
     instance: Instance | None = None
     executions: Executions | None = None
+    sessions: Sessions | None = None
     network: Network | None = None
     traffic: Traffic = field(default_factory=Traffic)
     preset_variables: dict[str, str] = field(default_factory=dict)

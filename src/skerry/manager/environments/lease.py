@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
 
-
-class Timer(Protocol):
-    def cancel(self) -> None: ...
-
-
-class Clock(Protocol):
-    """A monotonic clock with timers; an event loop is one."""
-
-    def time(self) -> float: ...
-
-    def call_at(self, when: float, callback: Callable[..., Any], /) -> Timer: ...
+from skerry.manager.clock import Clock, Timer
 
 
 class Lease:

@@ -26,13 +26,16 @@ from skerry.failpoints import hit
 from skerry.guest.channel import Channel
 from skerry.manager.audit.acts import Act
 from skerry.manager.caller import Caller
+from skerry.manager.clock import Clock
 from skerry.manager.environments.catalogue import Catalogue
 from skerry.manager.environments.environment import Environment
-from skerry.manager.environments.lease import Clock, Lease, Reaper
+from skerry.manager.environments.lease import Lease, Reaper
+from skerry.manager.environments.networks import Networks
 from skerry.manager.environments.records import Records
 from skerry.manager.executions.registry import Executions
-from skerry.manager.network.network import Networks
+from skerry.manager.executions.runtime import Runtime
 from skerry.manager.pools.pools import START_TIMEOUT, Entry
+from skerry.manager.sessions.registry import Sessions
 from skerry.models import Outcome, State
 
 RETRY_AFTER = 30.0
@@ -189,23 +192,25 @@ class Lifecycle:
         """From here on it runs, and its end is noticed."""
         channel.flow.group = environment.tenant
         environment.backend.share(environment.id, environment.tenant)
-        environment.executions = Executions(
+        runtime = Runtime(
             environment.tenant,
             environment.subject,
             environment.backend,
             channel,
             self._records,
             environment.base_variables(),
-            touch=environment.lease.touch,
             lost=lambda reason: self._died(environment, reason),
             secluded=lambda: environment.secluded,
         )
+        executions = Executions(runtime, self._records, touch=environment.lease.touch)
+        environment.executions = executions
+        environment.sessions = Sessions(executions)
         environment.state = State.RUNNING
         channel.closed.add_done_callback(
             lambda closed: self._died(environment, f"the guest: {closed.result()}")
         )
         environment.watching = asyncio.create_task(self._await_death(environment))
-        return environment.executions
+        return executions
 
     async def _await_death(self, environment: Environment) -> None:
         await environment.backend.wait(environment.id)
@@ -221,7 +226,8 @@ class Lifecycle:
     def _died(self, environment: Environment, reason: str) -> None:
         if not environment.serving or environment.executions is None:
             return
-        if environment.executions.sample().oom_kills > environment.executions.oom_kills:
+        runtime = environment.executions.runtime
+        if runtime.sample().oom_kills > runtime.oom_kills:
             self._begin_end(environment, "out of memory", Outcome.OOM_KILLED)
         else:
             self._begin_end(environment, reason, Outcome.INTERNAL)
@@ -278,7 +284,7 @@ class Lifecycle:
             await self._write_end(environment)
         hit("delete.recorded")
         environment.state = State.ENDED
-        environment.executions = None
+        environment.executions = environment.sessions = None
         self._catalogue.ended(environment, self._clock.time())
         if environment.pool is not None:
             environment.pool.released(environment.id)
@@ -321,6 +327,8 @@ class Lifecycle:
         environment.left = True
         if environment.watching is not None:
             environment.watching.cancel()
+        if environment.sessions is not None:
+            environment.sessions.let_go()
         if environment.executions is not None:
             await environment.executions.let_go()
         async with environment.changing:  # a change that came before opens no network after this

@@ -41,16 +41,19 @@ from skerry.images.store import ImageStore
 from skerry.languages import Language
 from skerry.manager.audit.acts import CANCELED, Act, Denials
 from skerry.manager.caller import Caller
+from skerry.manager.clock import Clock
 from skerry.manager.environments.catalogue import Catalogue
-from skerry.manager.environments.environment import Environment
-from skerry.manager.environments.lease import Clock, Lease
+from skerry.manager.environments.environment import Environment, Key
+from skerry.manager.environments.lease import Lease
 from skerry.manager.environments.lifecycle import Lifecycle
-from skerry.manager.environments.records import NOT_STARTED, Key, Records
+from skerry.manager.environments.networks import Networks, describe
+from skerry.manager.environments.records import NOT_STARTED, Records
 from skerry.manager.environments.recovery import Recovery
 from skerry.manager.executions.commands import check_environment
 from skerry.manager.executions.registry import Executions
-from skerry.manager.network.network import Networks, describe, with_network, with_rules
+from skerry.manager.network.rules import with_network, with_rules
 from skerry.manager.pools.pools import START_TIMEOUT, Pools, Settings
+from skerry.manager.sessions.registry import Sessions
 from skerry.models import Enforcement, Outcome, State, Usage
 from skerry.policy import Policy, seconds
 from skerry.settings import Home
@@ -65,13 +68,14 @@ class Use:
     """A call under way in an environment. What `told` is given, the audit tells when it ends."""
 
     executions: Executions
+    sessions: Sessions
     on_disk: Callable[[], Awaitable[None]]
     """Returns when what is done may be seen. Raises StoreUnavailable."""
     told: dict[str, Any] = field(default_factory=dict)
 
     @property
     def channel(self) -> Channel:
-        return self.executions.channel
+        return self.executions.runtime.channel
 
 
 class EnvironmentManager:
@@ -350,12 +354,14 @@ class EnvironmentManager:
         `on_disk()` returns; at its end that is waited for. Raises StoreUnavailable and what `running()` does.
         """
         environment, executions = await self.running(caller, ref)
-        act = executions.act(caller, action, detail)
-        use = Use(executions, partial(executions.on_disk, act))
+        runtime, sessions = executions.runtime, environment.sessions
+        assert sessions is not None
+        act = runtime.act(caller, action, detail)
+        use = Use(executions, sessions, partial(runtime.on_disk, act))
         environment.uses += 1
         environment.lease.touch()
         try:
-            await (executions.begin(act) if early else act.begin())
+            await (runtime.begin(act) if early else act.begin())
             await self._lifecycle.serving(environment)
             yield use
             await use.on_disk()
@@ -384,7 +390,7 @@ class EnvironmentManager:
         environment.expires_at = time.time() + lifetime
         environment.grace_used = False
         self._lifecycle.watch(environment)
-        act = executions.act(caller, "environment.heartbeat", {})
+        act = executions.runtime.act(caller, "environment.heartbeat", {})
         extended = act.entry("lifecycle", detail={"lifetime": lifetime})
         hit("heartbeat.extended")
         expires_at = environment.expires_at

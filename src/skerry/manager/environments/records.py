@@ -10,20 +10,20 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from skerry.errors import StoreUnavailable
+from skerry.manager.audit.acts import AuditLog
+from skerry.manager.clock import boot_id, since_boot
+from skerry.manager.environments.environment import Environment
+from skerry.manager.executions.execution import Execution
+from skerry.manager.executions.registry import ExecutionRecords
 from skerry.models import Outcome, State
 from skerry.policy import Limits, Policy
 from skerry.store import Connection, Store, Written, audit, environments, executions, quotas
 from skerry.store.audit import AuditRow, Entry
 from skerry.store.environments import EnvironmentRecord
 from skerry.store.executions import ExecutionRecord
-
-if TYPE_CHECKING:
-    from skerry.manager.environments.environment import Environment
-    from skerry.manager.executions.execution import Execution
 
 NOT_STARTED = "it could not be started"
 REMEMBERED = 1000
@@ -32,16 +32,7 @@ PURGE_SECONDS = 3600.0
 _LIVE = (State.CREATING, State.RUNNING, State.DELETING)
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """By which a repeated request is known, and told from another one with the same key."""
-
-    text: str
-    request: str
-    """A hash of all that was asked for."""
-
-
-class Records(Protocol):
+class Records(AuditLog, ExecutionRecords, Protocol):
     """All that write may raise StoreUnavailable. They take effect in the order of the calls, awaited or not."""
 
     def created(self, environment: Environment, intent: Entry) -> Written[str | None]:
@@ -57,18 +48,6 @@ class Records(Protocol):
     ) -> asyncio.Future[None]:
         """Its new state, and what the audit shall tell of it."""
         ...
-
-    def audit(self, tenant: str, entry: Entry, *, later: bool = False) -> asyncio.Future[None]:
-        """`later`: nobody waits for it."""
-        ...
-
-    def audit_early(self, tenant: str, entry: Entry) -> Written[None]: ...
-
-    def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]: ...
-
-    def finished(
-        self, execution_id: str, outcome: Outcome, exit_code: int | None
-    ) -> asyncio.Future[None]: ...
 
     def kept(self, sizes: dict[str, int], kind: str, *, within: str | None = None) -> asyncio.Future[None]:
         """Bytes of this kind that this host keeps for tenants, beside workspaces; replaces what was written before.
@@ -94,15 +73,6 @@ class Records(Protocol):
     async def unfinished(self, environment: Environment) -> list[AuditRow]:
         """What was begun in it, by an earlier daemon, and has no result in the audit."""
         ...
-
-
-def boot_id() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-
-
-def since_boot() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def policy_of(record: EnvironmentRecord) -> Policy:

@@ -22,12 +22,13 @@ from skerry.guest.channel import Channel
 from skerry.images.store import HOST, Image, ImageStore
 from skerry.manager.audit.acts import Act, note
 from skerry.manager.caller import Caller
+from skerry.manager.clock import Clock, boot_id, since_boot
 from skerry.manager.environments.catalogue import Catalogue
 from skerry.manager.environments.environment import Environment
-from skerry.manager.environments.lease import Clock, Lease
+from skerry.manager.environments.lease import Lease
 from skerry.manager.environments.lifecycle import Lifecycle, orphan
-from skerry.manager.environments.records import NOT_STARTED, Records, boot_id, policy_of, since_boot
-from skerry.manager.network.network import Networks
+from skerry.manager.environments.networks import Networks
+from skerry.manager.environments.records import NOT_STARTED, Records, policy_of
 from skerry.manager.pools.pools import Pools
 from skerry.models import Outcome, State, Usage
 from skerry.store.environments import EnvironmentRecord
@@ -180,6 +181,8 @@ class Recovery:
                 hit("recover.connected")
                 await self._resume(environment, record)
                 await self._networks.reopen(environment, executions)
+                assert environment.sessions is not None
+                environment.sessions.ended_with_daemon = True
                 lost = await executions.adopt(await self._records.executions(environment.id))
                 await self._lifecycle.serving(environment)  # its guest may have died since
         except LaunchFailed:

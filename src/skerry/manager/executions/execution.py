@@ -1,4 +1,4 @@
-"""One run of a command, from its place in a shell's line to a truthful result."""
+"""One run of a command, from its place in a shell's queue to its result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from skerry.backends.base import Sample
 from skerry.errors import (
     Conflict,
     DaemonUnavailable,
@@ -20,17 +19,17 @@ from skerry.errors import (
 )
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel, Exit, GuestProcess, Start
-from skerry.ids import new_id
 from skerry.manager.audit.acts import Digest
 from skerry.manager.caller import Caller
-from skerry.manager.environments.records import since_boot
+from skerry.manager.clock import since_boot
 from skerry.manager.executions.commands import Command
-from skerry.manager.executions.output import STDERR, STDOUT, Entry, Kept, Tap
+from skerry.manager.executions.output import STDERR, STDOUT, Kept
+from skerry.manager.executions.queue import RunQueue
+from skerry.manager.executions.run import EXIT_INTERNAL, EXIT_KILLED, EXIT_TIMED_OUT, Run
+from skerry.manager.executions.runtime import Runtime
 from skerry.models import ExecutionInfo, ExecutionResult, Outcome, Usage
 
 if TYPE_CHECKING:
-    from skerry.manager.executions.queue import Line
-    from skerry.manager.executions.registry import Executions
     from skerry.store.executions import ExecutionRecord
 
 HASHED_AT_ONCE = 1 << 20
@@ -40,41 +39,36 @@ KILL_GRACE = 10.0
 READER_GRACE = 1.0
 """Seconds that a reader has to take the last output of an execution that was killed."""
 
-EXIT_TIMED_OUT, EXIT_INTERNAL, EXIT_KILLED = 124, 125, 137
-
-
 Launch = Callable[[Channel, Start], Awaitable[GuestProcess]]
 """How a program is started. Raises what `Channel.start` does."""
 
 
-class Execution:
+class Execution(Run):
     """One run of a command: `begin()`, then `finish()`; `stop()` at any time, from anywhere."""
 
     def __init__(
-        self, home: Executions, caller: Caller, command: Command, kept: Kept, launch: Launch | None = None
+        self,
+        runtime: Runtime,
+        caller: Caller,
+        command: Command,
+        kept: Kept,
+        on_end: Callable[[Execution], None],
+        launch: Launch | None = None,
     ) -> None:
-        self.id = new_id()
+        super().__init__(runtime, kept)
         self.caller = caller
         self.command = command
         self.started_at = time.time()
-        self.kept = kept
         self.result: ExecutionResult | None = None
         self.ended: asyncio.Future[ExecutionResult] = asyncio.get_running_loop().create_future()
-        self._home = home
-        self._start = command.start(home.variables, caller.traceparent)
+        self._on_end = on_end
+        self._start = command.start(runtime.variables, caller.traceparent)
         self._launch = launch
-        self._act = home.act(caller, "execution", {"execution_id": self.id, **command.told})
+        self._act = runtime.act(caller, "execution", {"execution_id": self.id, **command.told})
         self._process: GuestProcess | None = None
-        self._line: Line | None = None
-        self._place: asyncio.Future[bool] | None = None
-        self._cause: tuple[Outcome, str] | None = None
+        self._queue: RunQueue | None = None
         self._killer: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._taps: list[Tap] = []
         self._fed = Digest()
-        self._seen = {STDOUT: Digest(), STDERR: Digest()}
-        self._before = Sample(None, 0)
-        self._began = 0.0
         self.large = 0
         """How much more output than usual it may hold."""
         self.lasting = False
@@ -82,11 +76,16 @@ class Execution:
 
     @classmethod
     def adopted(
-        cls, home: Executions, record: ExecutionRecord, process: GuestProcess, kept: Kept
+        cls,
+        runtime: Runtime,
+        record: ExecutionRecord,
+        process: GuestProcess,
+        kept: Kept,
+        on_end: Callable[[Execution], None],
     ) -> Execution:
         """One that an earlier daemon began; to be followed to its end."""
         detail = record.detail
-        caller = Caller(tenant=home.tenant, **detail["caller"])
+        caller = Caller(tenant=runtime.tenant, **detail["caller"])
         command = Command(
             text=record.command,
             user=detail["user"],
@@ -94,15 +93,15 @@ class Execution:
             pty=detail["pty"] and tuple(detail["pty"]),
             timeout=detail["timeout"],
         )
-        execution = cls(home, caller, command, kept)
+        execution = cls(runtime, caller, command, kept, on_end)
         execution.id, execution.started_at, execution.lasting = record.id, record.started_at, True
-        execution._act = home.act(caller, "execution", {}, begun=True)
-        execution._process, execution._before = process, home.sample()
+        execution._act = runtime.act(caller, "execution", {}, begun=True)
+        execution._process, execution._before = process, runtime.sample()
         # Since boot, so that a jump of the wall clock neither ends nor prolongs it.
         ran = max(0.0, since_boot() - detail["began"])
         execution._began = time.monotonic() - ran
         if command.timeout is not None:
-            execution._limit(max(0.0, command.timeout - ran))
+            execution._limit_time(max(0.0, command.timeout - ran))
         return execution
 
     @property
@@ -115,7 +114,7 @@ class Execution:
         result = self.result
         return ExecutionInfo(
             execution_id=self.id,
-            environment_id=self._home.environment_id,
+            environment_id=self._runtime.environment_id,
             command=self.command.label,
             state="running" if result is None else "ended",
             started_at=self.started_at,
@@ -145,21 +144,18 @@ class Execution:
 
         Raises Busy, InvalidRequest, GuestFailed, StoreUnavailable.
         """
-        home = self._home
+        runtime = self._runtime
         try:
-            await home.begin(self._act)
+            await runtime.begin(self._act)
             hit("execute.intended")
             if self.command.shell and not await self._turn():
                 return
-            if len(home.running) == 1:
-                home.reset_peak()
-            self._before = home.sample()
-            self._began = time.monotonic()
+            self._start_clock(alone=runtime.executing == 1)
             self._start.keep = self.lasting
             if self._launch is None:
-                self._process = await home.channel.start(self._start)
+                self._process = await runtime.channel.start(self._start)
             else:
-                self._process = await self._launch(home.channel, self._start)
+                self._process = await self._launch(runtime.channel, self._start)
             hit("execute.started")
         except BaseException as error:
             if isinstance(error, GuestFailed) and self._cause is not None:
@@ -171,7 +167,7 @@ class Execution:
         if self._cause is not None:
             self._kill()
         elif self.command.timeout is not None:
-            self._limit(self.command.timeout)
+            self._limit_time(self.command.timeout)
 
     async def finish(self) -> ExecutionResult:
         """Pass the output on until the program has ended.
@@ -181,7 +177,7 @@ class Execution:
         exit: Exit | None = None
         lost = ""
         try:
-            await self._home.on_disk(self._act)
+            await self._runtime.on_disk(self._act)
             if self._process is not None:
                 async for stream, data in self._process.output():
                     await self._emit(stream, data)
@@ -199,7 +195,7 @@ class Execution:
             ):
                 self._act.failed(error)
             if self._process is not None and not self._start.keep:
-                self._home.spawn(_kill(self._process))  # nobody knows of it any more
+                self._runtime.spawn(_kill(self._process))  # nobody knows of it any more
             self._leave()
             self.ended.cancel()
             raise
@@ -222,13 +218,12 @@ class Execution:
     def abandon(self, outcome: Outcome, message: str) -> None:
         """The environment is going away and takes the execution with it."""
         self._give_up(outcome, message)
-        for tap in self._taps:
-            tap.release()
+        self.release()
 
     async def over(self) -> None:
         """Returns when it has ended, however it did. Raises DaemonUnavailable if it is left to the next daemon."""
         await asyncio.wait((self.ended,))
-        if self.result is None and self._home.left:
+        if self.result is None and self._runtime.left:
             raise stopping()
 
     def signal(self, number: int) -> None:
@@ -258,48 +253,16 @@ class Execution:
         """Raises Conflict, GuestFailed."""
         await self._input().close_stdin()
 
-    def tap(self) -> Tap:
-        """The recent output and, while it runs, what follows: unread, it stops the program. See `untap()`."""
-        tap = Tap(self.kept.blocks(), tenant=self._home.tenant)
-        if self.result is None:
-            self._taps.append(tap)
-        else:
-            tap.close()
-        return tap
-
-    def untap(self, tap: Tap) -> None:
-        if tap in self._taps:
-            self._taps.remove(tap)
-        tap.close()
-
     # ---- what happens inside ----
 
-    def _limit(self, seconds: float) -> None:
-        message = f"killed after {self.command.timeout:.10g} s"
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.stop, Outcome.TIMED_OUT, message)
+    def _limit_time(self, seconds: float) -> None:
+        self._limit(seconds, f"killed after {self.command.timeout:.10g} s")
 
     async def _turn(self) -> bool:
-        line = self._home.line(self.command.shell_id)
-        self._place = line.join()
-        try:
-            mine = self._place is None or await self._place
-        except asyncio.CancelledError:
-            line.withdraw(self._place)
-            raise
-        if mine:
-            self._line = line
+        queue = self._runtime.queue(self.command.shell_id)
+        if mine := await self._wait_turn(queue):
+            self._queue = queue
         return mine
-
-    async def _emit(self, stream: int, data: bytes) -> None:
-        began = time.perf_counter()
-        entry = Entry(time.time(), self.id, stream, data)
-        self._seen[stream].update(data)
-        self.kept.add(entry)
-        self._home.log.add(entry)
-        self._home.worked(time.perf_counter() - began)
-        if self._taps:
-            for tap in tuple(self._taps):
-                await tap.put(entry)
 
     def _tell(self, result: ExecutionResult) -> None:
         """To the audit. The hash of output is of what was passed on, which is all unless there was a limit."""
@@ -323,8 +286,7 @@ class Execution:
     def _give_up(self, outcome: Outcome, message: str) -> None:
         if self._cause is None and self.result is None:
             self._cause = (outcome, message)
-        if self._place is not None and not self._place.done():
-            self._place.set_result(False)
+        self._give_up_place()
 
     def _kill(self) -> None:
         if self._killer is None:
@@ -335,17 +297,18 @@ class Execution:
             async with asyncio.timeout(KILL_GRACE):
                 await self._live().kill()
                 await asyncio.wait((self.ended,), timeout=READER_GRACE)
-                for tap in self._taps:
-                    tap.release()
+                self.release()
                 await self.over()
         except TimeoutError:
-            self._home.lost("the guest did not kill what it was told to")
+            self._runtime.lost("the guest did not kill what it was told to")
         except SkerryError:
             pass  # the guest is gone or the program has ended: `finish()` knows which
 
     async def _conclude(self, exit: Exit | None, lost: str) -> ExecutionResult:
         duration = time.monotonic() - self._began if self._process is not None else 0.0
-        usage, oom = (Usage(), False) if self._process is None else await self._home.usage_since(self._before)
+        usage, oom = (
+            (Usage(), False) if self._process is None else await self._runtime.usage_since(self._before)
+        )
         code = EXIT_KILLED if exit is None else exit.code
         message = ""
         if self._cause is not None:
@@ -377,13 +340,11 @@ class Execution:
         )
 
     def _leave(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        for tap in self._taps:
-            tap.close()
-        self._taps.clear()
-        line, self._line = self._line, None
-        self._home.leave(self, line)
+        super()._leave()
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            self._runtime.leave_queue(self.command.shell_id, queue)
+        self._on_end(self)
 
     def _live(self) -> GuestProcess:
         if self._process is None or self.ended.done():

@@ -1,4 +1,4 @@
-"""One after the other."""
+"""FIFO queues before shells and sessions, which run one thing at a time."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from skerry.errors import Busy
 WAITING_MAX = 64
 
 
-class Line:
-    """The queue before one shell or session: one runs, the others wait in the order in which they came."""
+class RunQueue:
+    """The queue of one shell or session: one run holds it, the others wait in the order of their arrival."""
 
     def __init__(self) -> None:
-        self._busy = False
+        self._held = False
         self._waiting: deque[asyncio.Future[bool]] = deque()
 
     @property
-    def empty(self) -> bool:
-        return not self._busy
+    def idle(self) -> bool:
+        return not self._held
 
     def join(self) -> asyncio.Future[bool] | None:
-        """None: it is your turn. Else a place that becomes True when it is; set it to False to give it up.
+        """Returns None if the queue was idle and is now held by the caller.
 
+        Otherwise a future that becomes True when the caller holds the queue; to leave early, set it to False.
         Raises Busy when too many wait.
         """
-        if not self._busy:
-            self._busy = True
+        if not self._held:
+            self._held = True
             return None
         if sum(not place.done() for place in self._waiting) >= WAITING_MAX:
             raise Busy(
@@ -38,15 +39,15 @@ class Line:
         return place
 
     def withdraw(self, place: asyncio.Future[bool] | None) -> None:
-        """Whoever waited at this place was cancelled. If its turn had come, it is the next one's."""
+        """Release the queue if it was given to a waiter that has been cancelled."""
         if place is not None and place.done() and not place.cancelled() and place.result():
             self.leave()
 
     def leave(self) -> None:
-        """The one whose turn it was is done."""
+        """Give the queue to the next waiter."""
         while self._waiting:
             place = self._waiting.popleft()
             if not place.done():
                 place.set_result(True)
                 return
-        self._busy = False
+        self._held = False

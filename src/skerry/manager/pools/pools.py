@@ -37,7 +37,7 @@ from skerry.failpoints import hit
 from skerry.guest.channel import Channel, Exit, Start
 from skerry.images.store import Image, ImageStore
 from skerry.languages import Language
-from skerry.manager.environments.lease import Clock
+from skerry.manager.clock import Clock
 from skerry.manager.executions.commands import base_variables, program_command
 from skerry.manager.pools.interpreters import Warm, warm_up
 from skerry.models import PoolStats

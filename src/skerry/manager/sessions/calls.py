@@ -1,4 +1,4 @@
-"""One call in a session's interpreter, from its place in the line to a truthful result."""
+"""One call in a session's interpreter, from its place in the queue to its result."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from skerry.backends.base import Sample
 from skerry.errors import InvalidRequest, SkerryError, StoreUnavailable
-from skerry.guest.channel import Exit
-from skerry.ids import new_id
-from skerry.manager.audit.acts import Digest
+from skerry.guest.channel import Exit, GuestProcess
 from skerry.manager.executions.commands import OUTPUT_LIMIT
-from skerry.manager.executions.execution import EXIT_INTERNAL, EXIT_KILLED, EXIT_TIMED_OUT
-from skerry.manager.executions.output import STDERR, STDOUT, Entry, Head, Tap
+from skerry.manager.executions.output import STDERR, STDOUT, Head
+from skerry.manager.executions.queue import RunQueue
+from skerry.manager.executions.run import EXIT_INTERNAL, EXIT_KILLED, EXIT_TIMED_OUT, Run
+from skerry.manager.executions.runtime import Runtime
 from skerry.models import Outcome, Raised, SessionResult, Usage, Value, Variable
 from skerry.policy import seconds
-
-if TYPE_CHECKING:
-    from skerry.manager.sessions.sessions import Interpreter
+from skerry.runners import Runner
 
 CODE_MAX = 1 << 20
 INTERRUPT_GRACE = 1.0
@@ -79,7 +76,25 @@ class Code:
         return {"code": self.text, "timeout": self.timeout, "memory": self.memory}
 
 
-class Call:
+class CallTarget(Protocol):
+    """What a call uses of its interpreter."""
+
+    queue: RunQueue
+    runtime: Runtime
+    runner: Runner
+    current: Call | None
+    interrupted: bool
+
+    def begin(self, call: Call) -> GuestProcess: ...
+
+    def end(self, call: Call) -> None: ...
+
+    def signal(self, number: signal.Signals) -> None: ...
+
+    def kill(self, message: str) -> None: ...
+
+
+class Call(Run):
     """One run of code: `run()` once; `stop()` at any time, from anywhere."""
 
     _held = 0
@@ -87,25 +102,18 @@ class Call:
 
     def __init__(
         self,
-        session: Interpreter,
+        session: CallTarget,
         request: dict[str, Any],
         timeout: float | None = None,
         on_disk: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self.id = new_id()
-        """Random, and so the token that replies to it must have."""
+        super().__init__(session.runtime, Head(OUTPUT_LIMIT))
+        # Its id is random, and so the token that replies to it must have.
         self._session = session
-        self._home = session.home
         self._request = request
         self._timeout = timeout
         self._on_disk = on_disk
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._place: asyncio.Future[bool] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._cause: tuple[Outcome, str] | None = None
-        self._kept = Head(OUTPUT_LIMIT)
-        self._seen = {STDOUT: Digest(), STDERR: Digest()}
-        self._taps: list[Tap] = []
         self._values: dict[int, Value] = {}
         self._size = 0
         self._raised: Raised | None = None
@@ -114,8 +122,6 @@ class Call:
         self.interrupted = False
         self._again: asyncio.TimerHandle | None = None
         self._crash: tuple[Exit | None, str] | None = None
-        self._before = Sample(None, 0)
-        self._began = 0.0
         self.variables: list[Variable] = []
 
     async def run(self) -> SessionResult:
@@ -125,21 +131,18 @@ class Call:
         """
         session = self._session
         try:
-            if not await self._turn():
+            if not await self._wait_turn(session.queue):
                 return await self._conclude()
             try:
                 if self._cause is not None:  # it was stopped while its turn came
                     return await self._conclude()
                 process = session.begin(self)
-                if not self._home.running:
-                    self._home.reset_peak()
-                self._before = self._home.sample()
-                self._began = time.monotonic()
+                self._start_clock(alone=not self._runtime.executing)
                 self._begun = not session.interrupted
                 asked = {**self._request, "token": self.id, "interrupted": session.interrupted}
                 line = json.dumps(asked).encode() + b"\n"
                 if self._timeout is not None:
-                    self._limit(self._timeout, Outcome.TIMED_OUT, f"interrupted after {self._timeout:.10g} s")
+                    self._limit(self._timeout, f"interrupted after {self._timeout:.10g} s")
                 asking = asyncio.create_task(process.write(line)) if len(line) > SMALL else None
                 try:
                     if asking is None:
@@ -155,7 +158,7 @@ class Call:
                         session.kill("it did not read what it was asked")
                     session.end(self)
             finally:
-                session.line.leave()
+                session.queue.leave()
             if self._on_disk is not None:
                 await self._on_disk()
             return await self._conclude()
@@ -168,7 +171,7 @@ class Call:
             return
         self._cause = (outcome, message)
         if self._place is not None and not self._place.done():
-            self._place.set_result(False)
+            self._give_up_place()
         elif self._session.current is self:
             self.interrupt()
             if self._timer is not None:
@@ -184,22 +187,6 @@ class Call:
             if self._session.runner.forgets_interrupts:
                 self._again = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self.interrupt)
 
-    def release(self) -> None:
-        """Let nobody who does not read its output hold up its end."""
-        for tap in self._taps:
-            tap.release()
-
-    def tap(self) -> Tap:
-        """Its output as it comes: unread, it stops the code. See `untap()`."""
-        tap = Tap(self._kept.blocks(), tenant=self._home.tenant)
-        self._taps.append(tap)
-        return tap
-
-    def untap(self, tap: Tap) -> None:
-        if tap in self._taps:
-            self._taps.remove(tap)
-        tap.close()
-
     # ---- what the interpreter said; called by the session ----
 
     async def on_output(self, stream: int, data: bytes) -> None:
@@ -208,14 +195,7 @@ class Call:
                 await self._on_disk()
             except StoreUnavailable:  # which its caller is told
                 return
-        began = time.perf_counter()
-        entry = Entry(time.time(), self.id, stream, data)
-        self._seen[stream].update(data)
-        self._kept.add(entry)
-        self._home.log.add(entry)
-        self._home.worked(time.perf_counter() - began)
-        for tap in tuple(self._taps):
-            await tap.put(entry)
+        await self._emit(stream, data)
 
     def on_reply(self, head: dict[str, Any], data: bytes) -> None:
         """What has not its token, or makes no sense, is nothing."""
@@ -248,19 +228,6 @@ class Call:
 
     # ---- what happens inside ----
 
-    async def _turn(self) -> bool:
-        """False: it was stopped before it was its turn."""
-        line = self._session.line
-        self._place = line.join()
-        try:
-            return self._place is None or await self._place
-        except asyncio.CancelledError:
-            line.withdraw(self._place)
-            raise
-
-    def _limit(self, seconds: float, outcome: Outcome, message: str) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.stop, outcome, message)
-
     def _kill(self) -> None:
         self._session.kill("it did not end when it was interrupted")
 
@@ -286,7 +253,7 @@ class Call:
     async def _conclude(self) -> SessionResult:
         exit, lost = self._crash or (None, "")
         duration = time.monotonic() - self._began if self._began else 0.0
-        usage, oom = await self._home.usage_since(self._before) if self._began else (Usage(), False)
+        usage, oom = await self._runtime.usage_since(self._before) if self._began else (Usage(), False)
         crashed, message = self._crash is not None, ""
         if self._cause is not None:
             outcome, message = self._cause
@@ -308,8 +275,8 @@ class Call:
             execution_id=self.id,
             outcome=outcome,
             exit_code=code,
-            stdout_bytes=self._kept.joined(STDOUT),
-            stderr_bytes=self._kept.joined(STDERR),
+            stdout_bytes=self.kept.joined(STDOUT),
+            stderr_bytes=self.kept.joined(STDERR),
             stdout_size=self._seen[STDOUT].size,
             stderr_size=self._seen[STDERR].size,
             duration_seconds=duration,
@@ -323,12 +290,9 @@ class Call:
     def _leave(self) -> None:
         Call._held -= max(0, self._size - USUAL_MAX)
         self._size = 0
-        for timer in (self._timer, self._again):
-            if timer is not None:
-                timer.cancel()
-        for tap in self._taps:
-            tap.close()
-        self._taps.clear()
+        if self._again is not None:
+            self._again.cancel()
+        super()._leave()
 
 
 def _texts(found: Any, *names: str) -> list[str] | None:

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
 
 from skerry.errors import Conflict, InvalidRequest, SessionNotFound
 from skerry.ids import new_id
@@ -15,11 +14,9 @@ from skerry.manager.caller import Caller
 from skerry.manager.executions.commands import OUTPUT_LIMIT, Command
 from skerry.manager.executions.execution import Execution
 from skerry.manager.executions.output import Tap
+from skerry.manager.executions.registry import Executions
 from skerry.manager.sessions.calls import LIST_SECONDS, VARIABLES_MAX, Code
 from skerry.models import ExecutionResult, Outcome, SessionInfo, SessionResult, Variable
-
-if TYPE_CHECKING:
-    from skerry.manager.executions.registry import Executions
 
 # Name, attributes and the beginning of its value, of each variable.
 _LIST = r"""
@@ -68,9 +65,9 @@ class ShellSession:
 
     language = "bash"
 
-    def __init__(self, home: Executions, id: str, command: Command) -> None:
+    def __init__(self, executions: Executions, id: str, command: Command) -> None:
         self.id = id
-        self.home = home
+        self._executions = executions
         self.started_at = time.time()
         self._wanted = command
         self._shell = ""
@@ -86,7 +83,7 @@ class ShellSession:
     def info(self) -> SessionInfo:
         return SessionInfo(
             session_id=self.id,
-            environment_id=self.home.environment_id,
+            environment_id=self._executions.runtime.environment_id,
             language=self.language,
             state="busy" if self._running else "idle",
             started_at=self.started_at,
@@ -106,7 +103,7 @@ class ShellSession:
             if result.ok:
                 self._given = {variable.name for variable in await self._list(caller)}
         except BaseException:
-            self.home.spawn(self._end(caller))  # nobody would know of the shell
+            self._executions.runtime.spawn(self._end(caller))  # nobody would know of the shell
             raise
         if not result.ok:
             await self._end(caller)
@@ -130,7 +127,7 @@ class ShellSession:
             output_limit=OUTPUT_LIMIT,
         )
         self._calls += 1
-        return ShellCall(self, self.home.prepare(caller, command), code.stdin)
+        return ShellCall(self, self._executions.prepare(caller, command), code.stdin)
 
     async def variables(self, caller: Caller) -> list[Variable]:
         """What its commands have defined. Raises Busy, Conflict (it does not answer)."""
@@ -168,7 +165,7 @@ class ShellSession:
         self._running.remove(execution)
 
     async def _run(self, caller: Caller, command: Command) -> ExecutionResult:
-        return await self.home.prepare(caller, command).run()
+        return await self._executions.prepare(caller, command).run()
 
     async def _list(self, caller: Caller) -> list[Variable]:
         result = await self._run(caller, Command(text=_LIST, shell=self._shell, timeout=LIST_SECONDS))

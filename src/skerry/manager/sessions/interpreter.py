@@ -1,4 +1,4 @@
-"""The sessions of one environment: interpreters that keep their state from one call to the next.
+"""Sessions with an interpreter, which keeps its state from one call to the next.
 
 A session in Python or JavaScript is one interpreter that runs our runner (`skerry.runners`). Its stdin brings
 requests, its stdout and stderr are the user's code's, and its replies come on a stream of their own. Whatever comes
@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from skerry.errors import (
     Conflict,
     DaemonUnavailable,
     GuestFailed,
     InvalidRequest,
-    LimitReached,
     SessionNotFound,
     SkerryError,
     stopping,
@@ -29,38 +26,30 @@ from skerry.errors import (
 from skerry.guest.channel import REPLIES, Exit, GuestProcess
 from skerry.guest.frames import ProtocolError
 from skerry.guest.replies import Parser
-from skerry.ids import new_id
 from skerry.manager.caller import Caller
 from skerry.manager.executions.commands import Command
 from skerry.manager.executions.output import Entry
-from skerry.manager.executions.queue import Line
+from skerry.manager.executions.queue import RunQueue
+from skerry.manager.executions.runtime import Runtime
 from skerry.manager.sessions.calls import LIST_SECONDS, Call, Code
-from skerry.manager.sessions.shell import ShellSession
 from skerry.models import Outcome, SessionInfo, Variable
 from skerry.runners import RUNNERS, Runner
 
-if TYPE_CHECKING:
-    from skerry.manager.executions.registry import Executions
-
-SESSIONS_MAX = 16
 START_SECONDS = 30.0
 END_SECONDS = 1.0
 """What an interpreter has to end by itself, when it is closed, before it is killed."""
 NOT_FOUND = 127
-BASH = ShellSession.language
-LANGUAGES = (*RUNNERS, BASH)
 LIMITS_MEMORY = ("python",)
-_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class Interpreter:
     """One session with a runner."""
 
-    def __init__(self, home: Executions, id: str, language: str, command: Command) -> None:
+    def __init__(self, runtime: Runtime, id: str, language: str, command: Command) -> None:
         self.id = id
-        self.home = home
+        self.runtime = runtime
         self.language = language
-        self.line = Line()
+        self.queue = RunQueue()
         self.current: Call | None = None
         self.interrupted = False
         """Whether the last call was: its interrupt may come after its end."""
@@ -81,10 +70,10 @@ class Interpreter:
 
     @property
     def info(self) -> SessionInfo:
-        state = "crashed" if self._process is None else "idle" if self.line.empty else "busy"
+        state = "crashed" if self._process is None else "idle" if self.queue.idle else "busy"
         return SessionInfo(
             session_id=self.id,
-            environment_id=self.home.environment_id,
+            environment_id=self.runtime.environment_id,
             language=self.language,
             state=state,
             started_at=self.started_at,
@@ -102,9 +91,9 @@ class Interpreter:
 
     async def _start(self) -> None:
         await self._over.wait()  # or what the last one still says would be taken for the new one's
-        start = self._command.start(self.home.variables)
+        start = self._command.start(self.runtime.variables)
         start.argv, start.stdin, start.replies = self.runner.argv, True, True
-        process = await self.home.channel.start(start)
+        process = await self.runtime.channel.start(start)
         self._process, self._parser, self._message, self._killed = process, Parser(), "", ""
         self._calls, self.started_at, self.interrupted = 0, time.time(), False
         self._over = over = asyncio.Event()
@@ -116,7 +105,7 @@ class Interpreter:
                 ready.set_exception(self._failure(None, "the environment went away"))
                 ready.exception()
 
-        self.home.spawn(self._pump(process, ready)).add_done_callback(pumped)
+        self.runtime.spawn(self._pump(process, ready)).add_done_callback(pumped)
         try:
             async with asyncio.timeout(START_SECONDS):
                 await process.write(self.runner.opening)
@@ -190,13 +179,13 @@ class Interpreter:
             self.current.release()
         if self._process is not None and not self._killed:
             self._killed = message
-            self.home.spawn(_kill(self._process))
+            self.runtime.spawn(_kill(self._process))
 
     # ---- for calls ----
 
     def begin(self, call: Call) -> GuestProcess:
         """Raises Conflict, DaemonUnavailable."""
-        if self.home.left:
+        if self.runtime.left:
             raise stopping()
         if self._changing.locked():
             raise Conflict(f"session {self.id!r} is being restarted or closed", hint="try again in a moment")
@@ -233,7 +222,7 @@ class Interpreter:
                 elif self.current is not None:
                     await self.current.on_output(stream, data)
                 else:  # of threads and programs that outlived their call
-                    self.home.log.add(Entry(time.time(), self.id, stream, data))
+                    self.runtime.log.add(Entry(time.time(), self.id, stream, data))
             exit = await process.wait()
             message = self._killed or _words(exit)
             await process.kill()  # what it started
@@ -260,108 +249,13 @@ class Interpreter:
             self.current.on_reply(head, data)
 
     def _failure(self, exit: Exit | None, message: str) -> SkerryError:
-        if self.home.left:
+        if self.runtime.left:
             return stopping()
         if exit is not None and exit.code == NOT_FOUND:
             return InvalidRequest(
                 f"there is no {self.runner.argv[0]} in this environment", hint="use an image that has it"
             )
         return GuestFailed(f"the interpreter did not start: {message}")
-
-
-Session = Interpreter | ShellSession
-
-
-class Sessions:
-    """All sessions of one environment, by id."""
-
-    def __init__(self, home: Executions) -> None:
-        self._home = home
-        self._all: dict[str, Session] = {}
-        self._starting = asyncio.Lock()
-        self.ended_with_daemon = False
-        """Whether the environment is older than this daemon: those of the earlier one are gone."""
-        self.bringing = asyncio.Lock()
-        self.brought: dict[str, tuple[tuple[str, ...], Path]] = {}
-        """What is in the workspace, by installer, and where it is from, for `Packages.bring`: one at a time."""
-
-    async def open(
-        self,
-        caller: Caller,
-        language: str,
-        session_id: str = "",
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        secrets: Mapping[str, str] | None = None,
-    ) -> Session:
-        """A new session that can be used; or the one that has this id already, as it is.
-
-        Raises InvalidRequest, Conflict (the id is that of another language's), LimitReached, GuestFailed.
-        """
-        if language not in LANGUAGES:
-            raise InvalidRequest(
-                f"there are no sessions in {language!r}", hint=f"known: {', '.join(LANGUAGES)}"
-            )
-        if session_id and not _ID.fullmatch(session_id):
-            raise InvalidRequest(
-                f"{session_id!r} is not an id for a session", hint="up to 64 of A-Z a-z 0-9 _ . -"
-            )
-        command = Command(argv=["interpreter"], cwd=cwd, env=dict(env or {}), secrets=dict(secrets or {}))
-        async with self._starting:
-            if (found := self._all.get(session_id)) is not None and found.closed:
-                await self.close(caller, session_id)  # returns when nothing of it runs
-                found = None
-            if found is not None:
-                if found.language != language:
-                    raise Conflict(f"session {session_id!r} is one in {found.language}")
-                return found
-            if len(self._all) >= SESSIONS_MAX:
-                raise LimitReached(
-                    f"{SESSIONS_MAX} sessions are open in this environment",
-                    hint="close one that is not needed",
-                )
-            id = session_id or new_id()
-            session: Session
-            if language == BASH:
-                session = ShellSession(self._home, id, command)
-            else:
-                session = Interpreter(self._home, id, language, command)
-            await session.start(caller)
-            self._all[session.id] = session
-            return session
-
-    def find(self, session_id: str) -> Session:
-        """Raises SessionNotFound."""
-        found = self._all.get(session_id)
-        if found is None and self.ended_with_daemon:
-            raise SessionNotFound(
-                f"no session {session_id!r} in environment {self._home.environment_id}: "
-                "the daemon was restarted, and sessions end with it",
-                hint="open it again: its id can be the same, its state is gone",
-            )
-        if found is None:
-            raise SessionNotFound(
-                f"no session {session_id!r} in environment {self._home.environment_id}",
-                hint="sessions end when they are closed, and with the daemon that started them",
-            )
-        return found
-
-    def let_go(self) -> None:
-        """The daemon stops: no call that runs in one has a result."""
-        for session in self._all.values():
-            if isinstance(session, Interpreter) and session.current is not None:
-                session.current.fail(stopping())
-
-    def list(self) -> list[Session]:
-        return list(self._all.values())
-
-    async def close(self, caller: Caller, session_id: str) -> None:
-        """Raises SessionNotFound."""
-        session = self.find(session_id)
-        await session.close(caller)
-        if self._all.get(session_id) is session:  # and not a new one, made meanwhile
-            del self._all[session_id]
 
 
 async def _kill(process: GuestProcess) -> None:
