@@ -15,12 +15,12 @@ import os
 import tarfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import structlog
 
@@ -37,7 +37,6 @@ from skerry.errors import (
     QuotaExceeded,
     RegistryUnavailable,
     SkerryError,
-    stopping,
 )
 from skerry.guest import files
 from skerry.host.space import LOOK_EVERY, check_space
@@ -53,6 +52,7 @@ from skerry.manager.environments.manager import EnvironmentManager
 from skerry.manager.executions.commands import Command
 from skerry.models import ExecutionResult, Outcome
 from skerry.policy import GIB, Limits, Policy, format_size
+from skerry.singleflight import SingleFlight
 
 INSTALL_SECONDS = 300.0
 LIMITS = Limits(cpus=float(os.cpu_count() or 1), memory=2 * GIB, disk=4 * GIB, pids=512, fds=4096)
@@ -110,10 +110,9 @@ class Packages:
         self._manager = manager
         self._toolchains = toolchains
         self._layers = Layers(directory)
-        self._installing: dict[str, asyncio.Task[None]] = {}
+        self._installing = SingleFlight[str, None]()
         self._staged = Room(STAGED_MAX)
         self._noted: dict[str, int] | None = None
-        self._closing = False
 
     @asynccontextmanager
     async def held(
@@ -133,7 +132,8 @@ class Packages:
         of = [caller.tenant, image.digest, installer.name, version, installer.command, wanted]
         key = hashlib.sha256(json.dumps(of).encode()).hexdigest()[:32]
         while (kept := self._layers.find(key)) is None:
-            await self._once(key, partial(self._install, caller, image, installer, wanted, isolation))
+            install = partial(self._install, caller, image, installer, wanted, isolation, key)
+            await self._installing.run(key, install)
         with self._layers.holding(kept):
             yield Found(kept, installer)
 
@@ -195,31 +195,7 @@ class Packages:
 
     async def close(self) -> None:
         """Give up what is being installed."""
-        self._closing = True
-        for installing in self._installing.values():
-            installing.cancel()
-        if self._installing:
-            await asyncio.wait(self._installing.values())
-
-    async def _once(self, key: str, install: Callable[[str], Coroutine[Any, Any, None]]) -> None:
-        """However many ask for the same, it is installed once; and for all of them, whoever goes away."""
-        if self._closing:
-            raise stopping()
-        if key not in self._installing:
-            self._installing[key] = asyncio.create_task(install(key))
-            self._installing[key].add_done_callback(lambda done: self._installed(key, done))
-        installing = self._installing[key]
-        try:
-            await asyncio.shield(installing)
-        except asyncio.CancelledError:
-            if installing.cancelled():
-                raise stopping() from None
-            raise
-
-    def _installed(self, key: str, done: asyncio.Task[None]) -> None:
-        del self._installing[key]
-        if not done.cancelled():
-            done.exception()  # whoever waited for it may have gone
+        await self._installing.close()
 
     async def _install(
         self,

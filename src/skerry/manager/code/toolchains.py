@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import structlog
 
 from skerry.backends.base import Layer
-from skerry.errors import LanguageNotFound, PlatformError, SkerryError, stopping
+from skerry.errors import LanguageNotFound, PlatformError, SkerryError
 from skerry.guest import files
 from skerry.host.trees import remove_tree, sync
 from skerry.images.store import HOST, Image
@@ -34,6 +34,7 @@ from skerry.manager.environments.manager import EnvironmentManager
 from skerry.manager.executions.commands import Command, writable
 from skerry.models import ExecutionResult, Outcome
 from skerry.policy import GIB, Limits, Policy
+from skerry.singleflight import SingleFlight
 
 FRESH, FRESH_FAILURE = 300.0, 10.0
 """Seconds for which what was found holds: the machine's own programs change."""
@@ -65,8 +66,7 @@ class Toolchains:
         self._directory = directory
         self._known: dict[_Key, tuple[float, Any]] = {}
         """With the time until which it holds."""
-        self._looking: dict[_Key, asyncio.Task[Any]] = {}
-        self._closing = False
+        self._looking = SingleFlight[_Key, Any]()
         with suppress(FileNotFoundError):
             _tidy(directory)
 
@@ -101,35 +101,17 @@ class Toolchains:
 
     async def close(self) -> None:
         """Give up what is being found out."""
-        self._closing = True
-        for looking in self._looking.values():
-            looking.cancel()
-        if self._looking:
-            await asyncio.wait(self._looking.values())
+        await self._looking.close()
 
     async def _once(self, key: _Key, find: Callable[[], Awaitable[Any]]) -> Any:
-        """What `find` found lately, or is finding for somebody else, or finds now."""
+        """The cached result of `find` while it is fresh, else that of a call of it, shared by all who want it."""
         until, found = self._known.get(key, (0.0, None))
         if time.monotonic() < until:
             return found
-        if self._closing:
-            raise stopping()
-        if key not in self._looking:
-            self._looking[key] = asyncio.create_task(self._look(key, find))
-            self._looking[key].add_done_callback(_retrieve)
-        looking = self._looking[key]
-        try:
-            return await asyncio.shield(looking)
-        except asyncio.CancelledError:
-            if looking.cancelled():
-                raise stopping() from None
-            raise
+        return await self._looking.run(key, partial(self._look, key, find))
 
     async def _look(self, key: _Key, find: Callable[[], Awaitable[Any]]) -> Any:
-        try:
-            found = await find()
-        finally:
-            del self._looking[key]
+        found = await find()
         now = time.monotonic()
         fresh = FRESH_FAILURE if isinstance(found, LanguageNotFound) else FRESH
         self._known = {each: known for each, known in self._known.items() if known[0] > now}
@@ -258,9 +240,3 @@ def _missing(image: Image, language: Language, said: ExecutionResult) -> Languag
     else:
         hint = f"name an image that has {wanted}"
     return LanguageNotFound(f"the image {image.name!r} cannot run {language.name}: {reason}", hint=hint)
-
-
-def _retrieve(looking: asyncio.Task[Any]) -> None:
-    """Whoever waited for it may have gone."""
-    if not looking.cancelled():
-        looking.exception()
