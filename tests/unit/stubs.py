@@ -21,7 +21,7 @@ from skerry.manager.environments.environment import Environment
 from skerry.manager.environments.manager import EnvironmentManager
 from skerry.manager.environments.records import Records
 from skerry.manager.executions.execution import Execution
-from skerry.manager.pools.pools import Settings
+from skerry.manager.pools.pool import PoolSettings
 from skerry.models import Enforcement, Outcome, State, Usage
 from skerry.policy import Policy
 from skerry.store import Written
@@ -407,7 +407,7 @@ def make_manager(
     backend: StubBackend,
     clock: StubClock | None = None,
     records: Records | None = None,
-    pools: Iterable[Settings] = (),
+    pools: Iterable[PoolSettings] = (),
 ) -> EnvironmentManager:
     return EnvironmentManager(
         Registry([backend]),

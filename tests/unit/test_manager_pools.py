@@ -9,8 +9,8 @@ import pytest
 
 from skerry.errors import Busy, DaemonUnavailable, LaunchFailed, QuotaExceeded
 from skerry.manager.environments.lifecycle import ORPHAN_MIN
-from skerry.manager.pools import pools as module
-from skerry.manager.pools.pools import Settings
+from skerry.manager.pools import pool as module
+from skerry.manager.pools.pool import PoolSettings
 from skerry.models import PoolStats
 from tests.unit.stubs import (
     CALLER,
@@ -24,8 +24,8 @@ from tests.unit.stubs import (
 )
 
 
-def settings(minimum: int = 1, maximum: int = 10, **more: Any) -> Settings:
-    return Settings("default", "host", POLICY, minimum, maximum, **more)
+def settings(minimum: int = 1, maximum: int = 10, **more: Any) -> PoolSettings:
+    return PoolSettings("default", "host", POLICY, minimum, maximum, **more)
 
 
 async def a_while() -> None:

@@ -31,7 +31,7 @@ from skerry.manager.environments.manager import EnvironmentManager
 from skerry.manager.environments.networks import Networks
 from skerry.manager.environments.records import NOT_STARTED
 from skerry.manager.executions.commands import Command
-from skerry.manager.pools.pools import Settings
+from skerry.manager.pools.pool import PoolSettings
 from skerry.manager.sessions.interpreter import Interpreter
 from skerry.manager.sessions.registry import Sessions
 from skerry.models import State
@@ -51,7 +51,7 @@ from tests.unit.stubs import (
     until,
 )
 
-POOL = Settings("default", "host", POLICY, 0, 2)
+POOL = PoolSettings("default", "host", POLICY, 0, 2)
 
 
 class Rows(StubRecords):
@@ -605,7 +605,7 @@ async def test_a_create_that_meets_the_end_of_the_daemon_makes_nothing(
     step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = StubBackend()
-    manager = make_manager(backend, pools=[Settings("default", "host", POLICY, 0, 1)])
+    manager = make_manager(backend, pools=[PoolSettings("default", "host", POLICY, 0, 1)])
     asked, may = asyncio.Event(), asyncio.Event()
     kept: set[str] = set()
     understand = Networks.understand
@@ -691,7 +691,7 @@ async def test_a_guest_that_dies_while_it_is_taken_over_leaves_no_slot_and_stops
     rows = Rows(record("dying", left=100), record("living", left=200))
     monkeypatch.setattr(StubBackend, "fixed", lambda self, policy: ())
     manager = next_daemon(
-        monkeypatch, backend, rows, clock, pools=[Settings("default", "mine", POLICY, 0, 5)]
+        monkeypatch, backend, rows, clock, pools=[PoolSettings("default", "mine", POLICY, 0, 5)]
     )
     monkeypatch.setattr(manager._images, "get", lambda ref: SimpleNamespace(name="mine", digest=ref, env={}))
     await manager.recover()

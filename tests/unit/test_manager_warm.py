@@ -17,7 +17,7 @@ import uvloop
 
 from skerry.errors import LaunchFailed
 from skerry.guest.channel import Exit, Start
-from skerry.manager.pools.interpreters import Warm, warm_up
+from skerry.manager.pools.interpreters import PrestartedInterpreter, prestart
 
 START = Start(argv=["interpreter"])
 
@@ -64,7 +64,7 @@ async def test_a_program_that_is_not_read(gate: str, size: int) -> None:
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     process: Any = Process()
     source = os.urandom(size)
-    warm = Warm(START, process, writing)
+    warm = PrestartedInterpreter(START, process, writing)
     assert await warm.run(source, stdin=False) is process
     async with asyncio.timeout(10):
         await asyncio.to_thread(os.set_blocking, reading, True)
@@ -81,7 +81,7 @@ async def test_an_interpreter_that_ends_before_anybody_waits_for_it(gate: str) -
     busy = threading.Event()
     threads.submit(busy.wait)
     channel: Any = Channel()
-    warming = asyncio.create_task(warm_up(channel, START, gate))
+    warming = asyncio.create_task(prestart(channel, START, gate))
     for _ in range(20):
         await asyncio.sleep(0)
     busy.set()

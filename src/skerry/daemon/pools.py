@@ -25,7 +25,7 @@ from skerry.host import seccomp
 from skerry.images.store import HOST
 from skerry.languages import Language
 from skerry.manager.code.program import Program
-from skerry.manager.pools.pools import AGE, IDLE, Settings
+from skerry.manager.pools.pool import AGE, IDLE, PoolSettings
 from skerry.policy import Limits, Policy
 from skerry.settings import Home
 
@@ -39,7 +39,7 @@ _LIMITS = ("memory", "cpus", "pids", "fds", "disk", "inodes")
 _POLICY = ("isolation", "profile", "workspace")
 
 
-def load(home: Home, languages: Iterable[Language]) -> list[Settings]:
+def load(home: Home, languages: Iterable[Language]) -> list[PoolSettings]:
     """Raises InvalidRequest, which says what is wrong with the file."""
     warm = {language.name: language for language in languages if language.warm}
     path = f"{home.path}/{FILE}"
@@ -57,7 +57,7 @@ def load(home: Home, languages: Iterable[Language]) -> list[Settings]:
     return given + [_settings(name, {}, language) for name, language in warm.items()]
 
 
-def _settings(name: str, table: Any, language: Language | None) -> Settings:
+def _settings(name: str, table: Any, language: Language | None) -> PoolSettings:
     if not isinstance(table, dict):
         raise InvalidRequest(f"{name} stands alone", hint="each pool is a table: [default]")
     if not _NAME.fullmatch(name):
@@ -78,7 +78,7 @@ def _settings(name: str, table: Any, language: Language | None) -> Settings:
         limits=Limits.parse({each: table[each] for each in _LIMITS if each in table}),
     )
     seccomp.compile_profile(policy.profile)
-    return Settings(
+    return PoolSettings(
         name=name,
         image=table.get("image", HOST) if language is None else language.image,
         policy=policy if language is None else Program(language.name, "").policy,

@@ -224,15 +224,14 @@ class _Launch:
     """Starts a program: by the interpreter that waits for it, or by a new one."""
 
     def __init__(self, environment: Environment, language: Language, source: bytes) -> None:
-        entry = environment.entry
-        self._warm = None if entry is None else entry.warm
+        self._interpreter = None if environment.placement is None else environment.placement.interpreter
         self._source = source
         self._possible = not language.needs_file(source)
 
     async def __call__(self, channel: Channel, start: Start) -> GuestProcess:
-        warm = self._warm
-        if warm is not None and self._possible and warm.fits(start):
-            return await warm.run(self._source, stdin=start.stdin)
-        if warm is not None:
-            await warm.end()
+        interpreter = self._interpreter
+        if interpreter is not None and self._possible and interpreter.fits(start):
+            return await interpreter.run(self._source, stdin=start.stdin)
+        if interpreter is not None:
+            await interpreter.end()
         return await channel.start(start)

@@ -14,7 +14,7 @@ from skerry.manager.environments.lease import Lease
 from skerry.manager.executions.commands import base_variables
 from skerry.manager.executions.registry import Executions
 from skerry.manager.network.network import Network
-from skerry.manager.pools.pools import Entry, Pool
+from skerry.manager.pools.placement import Placement
 from skerry.manager.sessions.registry import Sessions
 from skerry.models import EnvironmentInfo, Outcome, State, Usage
 from skerry.policy import Policy
@@ -64,10 +64,8 @@ class Environment:
     """The id of the environment that was meant, if the request was made before."""
     uses: int = 0
     """Calls under way that are not executions."""
-    pool: Pool | None = None
-    """The one that is for such environments."""
-    entry: Entry | None = None
-    """What the pool has made of it already."""
+    placement: Placement | None = None
+    """None once it has ended."""
     instance: Instance | None = None
     executions: Executions | None = None
     sessions: Sessions | None = None
@@ -111,7 +109,7 @@ class Environment:
         """It has ended: keep what tells of it, and nothing that only something running could use."""
         self.variables, self.preset_variables, self.layers = {}, {}, ()
         self.policy = replace(self.policy, allow=())
-        self.network = self.entry = None
+        self.network = self.placement = None
 
     @property
     def told_state(self) -> State:

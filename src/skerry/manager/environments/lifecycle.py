@@ -14,9 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
 from functools import partial
-from socket import socket
 
 import structlog
 
@@ -34,7 +32,7 @@ from skerry.manager.environments.networks import Networks
 from skerry.manager.environments.records import Records
 from skerry.manager.executions.registry import Executions
 from skerry.manager.executions.runtime import Runtime
-from skerry.manager.pools.pools import START_TIMEOUT, Entry
+from skerry.manager.pools.pool import START_TIMEOUT
 from skerry.manager.sessions.registry import Sessions
 from skerry.models import Outcome, State
 
@@ -62,13 +60,11 @@ class Lifecycle:
         catalogue: Catalogue,
         networks: Networks,
         clock: Clock,
-        open_channel: Callable[[socket], Awaitable[Channel]],
     ) -> None:
         self._records = records
         self._catalogue = catalogue
         self._networks = networks
         self._clock = clock
-        self._open_channel = open_channel
         self._reaper = Reaper(clock, self._expired)
         self._refused: dict[str, float] = {}
         """Tenants that had no room in their quota, and when."""
@@ -115,9 +111,9 @@ class Lifecycle:
             environment.layers,
         )
         # Before its row can be there: the next daemon takes over what has a row.
-        channel = None
-        if environment.entry is not None:
-            channel = await self._from_pool(environment, environment.entry, spec)
+        placement = environment.placement
+        assert placement is not None
+        placed = await placement.take_ready(spec)
         written = asyncio.create_task(self._write_down(environment, act))  # as soon as this one has to wait
         if environment.key is not None or self.refused(environment.tenant):
             await written  # nothing is made for a request that was made before
@@ -125,13 +121,9 @@ class Lifecycle:
                 return
         try:
             async with asyncio.timeout(START_TIMEOUT):
-                if environment.entry is not None and channel is not None:
-                    environment.instance = environment.entry.instance
-                else:
-                    environment.instance = await environment.backend.start(spec)
-                    hit("create.started")
-                    channel = await self._open_channel(await environment.backend.connect(environment.id))
-                    hit("create.connected")
+                if placed is None:
+                    placed = await placement.start(spec)
+                environment.instance, channel = placed.instance, placed.channel
                 if environment.policy.network != "none":
                     await self._networks.open(environment, channel)
         except TimeoutError as error:
@@ -160,22 +152,6 @@ class Lifecycle:
     def refused(self, tenant: str) -> bool:
         """Whether it had no room in its quota a moment ago."""
         return time.monotonic() - self._refused.get(tenant, -REFUSED_FOR) < REFUSED_FOR
-
-    async def _from_pool(self, environment: Environment, entry: Entry, spec: InstanceSpec) -> Channel | None:
-        """The channel of an entry that has become what was asked for; None for one that has just died."""
-        try:
-            entry.channel.check_open()
-            entry.backend.settle(entry.id, spec.policy)
-        except SkerryError as error:
-            log.warning("not from its pool", environment=entry.id, error=str(error))
-            environment.entry = None
-            if environment.pool is not None:
-                environment.pool.failed(str(error))
-            await entry.remove()
-            return None
-        entry.channel.stay(spec.orphan)
-        hit("pool.settled")
-        return entry.channel
 
     async def _write_down(self, environment: Environment, act: Act) -> None:
         await self.write_ends()  # or one of them might still have the name
@@ -264,8 +240,8 @@ class Lifecycle:
             finally:
                 if environment.network is not None:
                     await environment.network.close()
-                if environment.entry is not None and environment.entry.warm is not None:
-                    environment.entry.warm.close()
+                if environment.placement is not None:
+                    environment.placement.ending()
                 hit("delete.executions")
                 with contextlib.suppress(SkerryError):
                     environment.used = await environment.backend.usage(environment.id)
@@ -285,9 +261,10 @@ class Lifecycle:
         hit("delete.recorded")
         environment.state = State.ENDED
         environment.executions = environment.sessions = None
+        placement = environment.placement
         self._catalogue.ended(environment, self._clock.time())
-        if environment.pool is not None:
-            environment.pool.released(environment.id)
+        if placement is not None:
+            placement.ended()
         log.info("ended", environment=environment.id, reason=environment.reason)
 
     async def _noted(self, environment: Environment) -> bool:

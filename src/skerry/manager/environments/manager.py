@@ -52,7 +52,8 @@ from skerry.manager.environments.recovery import Recovery
 from skerry.manager.executions.commands import check_environment
 from skerry.manager.executions.registry import Executions
 from skerry.manager.network.rules import with_network, with_rules
-from skerry.manager.pools.pools import START_TIMEOUT, Pools, Settings
+from skerry.manager.pools.pool import START_TIMEOUT, PoolSettings
+from skerry.manager.pools.pools import Pools
 from skerry.manager.sessions.registry import Sessions
 from skerry.models import Enforcement, Outcome, State, Usage
 from skerry.policy import Policy, seconds
@@ -91,7 +92,7 @@ class EnvironmentManager:
         open_channel: Callable[[socket], Awaitable[Channel]] = Channel.begin,
         ranges: Ranges | None = None,
         preset: Callable[[str], Preset] | None = None,
-        pools: Iterable[Settings] = (),
+        pools: Iterable[PoolSettings] = (),
     ) -> None:
         self._registry = registry
         self._images = images
@@ -100,7 +101,7 @@ class EnvironmentManager:
         networks = Networks(records, ranges or Ranges(), preset or partial(presets.preset, home=Home()))
         self._networks = networks
         self._catalogue = Catalogue(self._clock)
-        self._lifecycle = Lifecycle(records, self._catalogue, networks, self._clock, open_channel)
+        self._lifecycle = Lifecycle(records, self._catalogue, networks, self._clock)
         self.pools = Pools(pools, registry, images, open_channel, self._clock)
         self._recovery = Recovery(
             registry, images, records, self._catalogue, self._lifecycle, networks, self.pools, self._clock
@@ -188,23 +189,21 @@ class EnvironmentManager:
         found = self._images.get(image)
         backend, capabilities = self._registry.pick(policy.isolation)
         began = time.monotonic()
-        pool, entry = None, None
-        if program == (language is not None) and not layers:
-            pool = self.pools.fitting(found, policy, backend, language)
-        if pool is None:
-            id_ = backend.reserve()
-        else:
-            # Who has no room in its quota does not drain a pool.
-            id_, entry = await pool.take(
-                found.digest, backend, ready=not self._lifecycle.refused(caller.tenant)
-            )
+        placement = await self.pools.place(
+            found,
+            policy,
+            backend,
+            language,
+            poolable=program == (language is not None) and not layers,
+            # A tenant whose quota is exhausted does not drain a pool.
+            use_ready=not self._lifecycle.refused(caller.tenant),
+        )
         if self._lifecycle.closing:  # since one of the awaits above
-            if pool is not None:
-                await pool.give_back(id_, entry)
+            await placement.give_back()
             raise stopping()
         now = time.time()
         environment = Environment(
-            id=id_,
+            id=placement.id,
             tenant=caller.tenant,
             created_by=caller.who,
             name=name,
@@ -217,8 +216,7 @@ class EnvironmentManager:
             created_at=now,
             expires_at=now + lifetime,
             key=key,
-            pool=pool,
-            entry=entry,
+            placement=placement,
             program=program,
             survives=survives and not program,
             layers=layers,
@@ -267,8 +265,8 @@ class EnvironmentManager:
             if self._lifecycle.closing:
                 raise stopping()
             raise await self._lifecycle.gone(environment)
-        if environment.pool is not None:
-            environment.pool.waited(time.monotonic() - began)
+        if environment.placement is not None:
+            environment.placement.served(time.monotonic() - began)
         hit("create.served")
         act.end("completed")
         return environment

@@ -137,8 +137,8 @@ class Recovery:
         except Exception:
             log.exception("it is left alone", environment=record.id)
             environment = self._catalogue.live.pop(record.id, None)
-            if environment is not None and environment.pool is not None:
-                environment.pool.released(record.id)
+            if environment is not None and environment.placement is not None:
+                environment.placement.ended()
             self._spared.add(record.id)
 
     async def _recover(self, record: EnvironmentRecord) -> None:
@@ -166,9 +166,9 @@ class Recovery:
             await self._end(environment, "its caller went away with the daemon", Outcome.CANCELED)
             return
         # Before it can end, which releases it.
-        environment.pool = self._pools.fitting(environment.image, environment.policy, backend, None)
-        if environment.pool is not None:
-            environment.pool.joined(environment.id)
+        environment.placement = self._pools.adopt(
+            environment.id, environment.image, environment.policy, backend
+        )
         try:
             if record.boot_id != boot_id():
                 raise EnvironmentNotFound("the host was restarted")

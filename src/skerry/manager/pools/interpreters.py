@@ -1,8 +1,8 @@
-"""Interpreters that have started before there is a program.
+"""Interpreters that are started before their program is known.
 
-An interpreter opens its program last, when all else is done. So it is started with a pipe in the program's place, and
-waits there. When there is a program, it takes the pipe's place, and is written to the pipe. What runs is what would
-have run otherwise: the same command, with the same variables, which reads the same program from a file of that name.
+An interpreter opens its program last. So it is started with a named pipe in the program's place, and blocks on it. The
+program then replaces the pipe, and is written to the pipe as well. What runs is the same as without this: the same
+command, with the same variables, reading the same program from a file of that name.
 """
 
 from __future__ import annotations
@@ -18,55 +18,52 @@ from skerry.guest.channel import Channel, GuestProcess, Start
 
 
 @dataclass(eq=False, slots=True)
-class Warm:
-    """One that waits. Whoever has it lets it `run`, or closes it."""
+class PrestartedInterpreter:
+    """An interpreter that waits for its program: `run` it, or `close` it."""
 
     start: Start
     process: GuestProcess
-    gate: int
-    """The descriptor of the pipe's end."""
+    pipe: int
+    """The descriptor of the end to write to."""
 
     def fits(self, start: Start) -> bool:
-        """Whether it is what this would start."""
+        """True if it was started with the same command and variables."""
         return replace(start, stdin=True) == self.start
 
     async def run(self, source: bytes, *, stdin: bool) -> GuestProcess:
-        """Let it go on with a program, which lies in its place already."""
+        """Run the program, which has replaced the pipe already."""
         if not stdin:
             await self.process.close_stdin()
-        gate, self.gate = self.gate, -1
-        await _write(gate, source)
+        pipe, self.pipe = self.pipe, -1
+        await _write(pipe, source)
         return self.process
 
     async def end(self) -> None:
-        """Nobody needs it: somebody else runs in its environment."""
+        """Kill it, because something else runs in its environment."""
         self.close()
         with contextlib.suppress(SkerryError):
             await self.process.kill()
 
     def close(self) -> None:
-        if self.gate >= 0:
-            os.close(self.gate)
-            self.gate = -1
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1
 
 
-async def warm_up(channel: Channel, start: Start, gate: str) -> Warm:
-    """An interpreter that waits at the pipe `gate`. Raises LaunchFailed, and what a start does.
-
-    To be cancelled by whoever does not want to wait any more.
-    """
+async def prestart(channel: Channel, start: Start, path: str) -> PrestartedInterpreter:
+    """Start an interpreter that waits at the pipe `path`. Raises LaunchFailed, and what `Channel.start` does."""
     start = replace(start, stdin=True)
     process = await channel.start(start)
-    opening = asyncio.create_task(asyncio.to_thread(os.open, gate, os.O_WRONLY | os.O_CLOEXEC))
+    opening = asyncio.create_task(asyncio.to_thread(os.open, path, os.O_WRONLY | os.O_CLOEXEC))
     ending = asyncio.create_task(process.wait())
     try:
         await asyncio.wait((opening, ending), return_when=asyncio.FIRST_COMPLETED)
         if ending.done():
             raise LaunchFailed(f"it ended with {ending.result().code} before there was a program")
-        return Warm(start, process, opening.result())
+        return PrestartedInterpreter(start, process, opening.result())
     except BaseException:
-        # The other end, so that nobody waits for it; open until a thread that has not begun to wait need not.
-        end = os.open(gate, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # Open the other end, so that the thread above is not stuck in open(); close it when that has returned.
+        end = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.close(await opening)
         os.close(end)
         raise
@@ -74,11 +71,11 @@ async def warm_up(channel: Channel, start: Start, gate: str) -> Warm:
         ending.cancel()
 
 
-async def _write(gate: int, source: bytes) -> None:
-    """Waits for no interpreter: one may read no further for as long as it runs, and nobody must be held up by that."""
-    os.set_blocking(gate, False)
+async def _write(pipe: int, source: bytes) -> None:
+    """Write without waiting: an interpreter may stop reading for as long as it runs."""
+    os.set_blocking(pipe, False)
     with contextlib.ExitStack() as undo:
-        file = undo.enter_context(io.FileIO(gate, "wb"))
+        file = undo.enter_context(io.FileIO(pipe, "wb"))
         try:
             left = source[file.write(source) or 0 :]
         except BrokenPipeError:  # it has ended

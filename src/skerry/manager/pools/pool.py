@@ -1,0 +1,484 @@
+"""A pool: environments that are started ahead of need.
+
+An entry has its image and the part of its policy that cannot be changed later, its guest is connected, and nothing but
+`true` has run in it, or an interpreter that waits for its program. Limits are set and the network is opened when it is
+handed out, once. It has no row in the store: if the daemon is killed, its guest ends by itself soon after, and the next
+daemon sweeps what is left.
+
+A pool's maximum counts all environments of its kind, cold-started ones too. Requests beyond it queue until one ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from socket import socket
+
+import structlog
+
+from skerry.backends.base import Backend, Instance, InstanceSpec
+from skerry.backends.registry import Registry
+from skerry.errors import (
+    Busy,
+    GuestFailed,
+    InvalidRequest,
+    LaunchFailed,
+    SkerryError,
+    stopping,
+)
+from skerry.failpoints import hit
+from skerry.guest.channel import Channel, Exit, Start
+from skerry.images.store import Image, ImageStore
+from skerry.languages import Language
+from skerry.manager.clock import Clock
+from skerry.manager.executions.commands import base_variables, program_command
+from skerry.manager.pools.interpreters import PrestartedInterpreter, prestart
+from skerry.models import PoolStats
+from skerry.policy import Policy
+
+START_TIMEOUT = 60.0
+ORPHAN = 5.0
+"""Seconds for which an entry outlives a daemon that was killed."""
+REFILL_AFTER = 0.05
+"""Seconds from a use to the making of the next, so that it does not hold up the first command."""
+PAUSE_MIN, PAUSE_MAX = 0.5, 30.0
+"""Seconds to wait after an entry that could not be made, or died."""
+WAITS_KEPT = 1000
+IDLE, AGE = 600, 3600
+WAIT_MAX = 30.0
+"""Seconds for which somebody waits for one of the maximum to end."""
+RENEWED = 4
+"""Of those that are too old, one in so many is replaced at a time: never all of a pool at once."""
+
+log = structlog.get_logger(component="pools")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """What an operator says of a pool."""
+
+    name: str
+    image: str
+    policy: Policy
+    minimum: int
+    """So many are kept ready."""
+    maximum: int
+    """No more than so many are ready, being made, or in use. With 0 there is no pool."""
+    language: Language | None = None
+    """Entries are for one program in this language, whose interpreter waits in them."""
+    after_use: int = 0
+    """So many are kept ready, at least, from a use on."""
+    idle: float = IDLE
+    """Seconds after its last use for which that holds."""
+    age: float = AGE
+    """Seconds after which an entry that nobody needed is replaced: the machine that it was made from changes."""
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One environment that is nobody's yet."""
+
+    id: str
+    digest: str
+    backend: Backend
+    instance: Instance
+    channel: Channel
+    made_at: float
+    interpreter: PrestartedInterpreter | None = None
+    """Waits in it for a program."""
+
+    @property
+    def usable(self) -> bool:
+        return self.backend.alive(self.id) and (
+            self.interpreter is None or not self.interpreter.process.exited
+        )
+
+    async def remove(self) -> None:
+        """Raises PlatformError."""
+        if self.interpreter is not None:
+            self.interpreter.close()
+        await self.channel.close()
+        await self.backend.stop(self.id)
+
+
+class Pool:
+    """Ready environments of one kind."""
+
+    def __init__(
+        self,
+        settings: PoolSettings,
+        registry: Registry,
+        images: ImageStore,
+        open_channel: Callable[[socket], Awaitable[Channel]],
+        clock: Clock,
+    ) -> None:
+        self.name = settings.name
+        self._settings = settings
+        self._registry = registry
+        self._images = images
+        self._open_channel = open_channel
+        self._clock = clock
+        self._minimum = settings.minimum
+        self._maximum = settings.maximum
+        self._used_at = -math.inf
+        self._line: deque[asyncio.Future[None]] = deque()
+        """Those who want one. The first is told when there is one for it, and stays until it has it."""
+        self._ready: dict[str, Entry] = {}
+        self._making: set[str] = set()
+        self._active: set[str] = set()
+        self._turn = asyncio.Lock()
+        """One is made after the other."""
+        self._filling: asyncio.Task[None] | None = None
+        self._discarding: set[asyncio.Task[None]] = set()
+        self._checking: set[asyncio.Task[float]] = set()
+        self._closed = False
+        self._hits = self._misses = self._failures = 0
+        self._error = ""
+        self._waits: deque[float] = deque(maxlen=WAITS_KEPT)
+
+    @property
+    def ids(self) -> set[str]:
+        """Of all that is nobody's."""
+        return self._ready.keys() | self._making
+
+    @property
+    def images(self) -> set[str]:
+        return {entry.digest for entry in tuple(self._ready.values())}
+
+    @property
+    def _wanted(self) -> int:
+        """So many are to be ready now."""
+        used = self._clock.time() - self._used_at < self._settings.idle
+        return max(self._minimum, min(self._settings.after_use, self._maximum) if used else 0)
+
+    def _total(self) -> int:
+        return len(self._ready) + len(self._making) + len(self._active)
+
+    def _full(self) -> bool:
+        return self._total() >= self._maximum
+
+    def serves(self, image: Image, policy: Policy, backend: Backend, language: Language | None) -> bool:
+        """Whether its entries can become such an environment."""
+        own = self._settings
+        return (
+            self._maximum > 0
+            and language == own.language
+            and image.name == own.image
+            and backend is self._registry.pick(own.policy.isolation)[0]
+            and backend.fixed(policy) == backend.fixed(own.policy)
+        )
+
+    async def take(self, digest: str, backend: Backend, *, ready: bool) -> tuple[str, Entry | None]:
+        """The id of a new environment, and the entry that becomes it, if one is ready and stands on this image.
+
+        With `ready` false no entry is taken. Whoever gets an id gives it back by `released()`. Raises Busy when all of
+        the maximum are in use for WAIT_MAX seconds, DaemonUnavailable.
+        """
+        self._check_open()
+        turn: asyncio.Future[None] | None = None
+        if self._line or (self._full() and not self._ready):
+            turn = asyncio.get_running_loop().create_future()
+            self._line.append(turn)
+        try:
+            if turn is not None:
+                async with asyncio.timeout(WAIT_MAX):
+                    await turn
+            entry = self._find(digest) if ready else None
+            if entry is None and self._ready and self._full():  # those are not for this one
+                self._discard(self._ready.pop(next(iter(self._ready))))
+            id_ = backend.reserve() if entry is None else entry.id
+            self._active.add(id_)
+            self._hits += entry is not None
+            self._misses += entry is None
+        except TimeoutError:
+            raise Busy(
+                f"all {self._maximum} environments of the pool {self.name!r} are in use",
+                hint="try again later; `maximum` in pools.toml in the daemon's home says how many there may be",
+            ) from None
+        finally:
+            if turn is not None:
+                self._line.remove(turn)
+            self._call_next()
+        self._used_at = self._clock.time()
+        self.refill(REFILL_AFTER)
+        return id_, entry
+
+    def _call_next(self) -> None:
+        """To be called when there may be one more."""
+        if self._line and not self._line[0].done() and (self._ready or not self._full()):
+            self._line[0].set_result(None)
+
+    def _find(self, digest: str) -> Entry | None:
+        found = None
+        while found is None and self._ready:
+            entry = self._ready.pop(next(iter(self._ready)))
+            if entry.digest == digest and entry.usable:
+                found = entry
+            else:
+                self._discard(entry)
+        return found
+
+    async def give_back(self, environment_id: str, entry: Entry | None) -> None:
+        """Remove an entry that was taken and is not needed."""
+        if entry is not None:
+            await self._remove(entry)
+        self.released(environment_id)
+
+    def joined(self, environment_id: str) -> None:
+        """Count an environment of this kind that an earlier daemon has made."""
+        self._active.add(environment_id)
+
+    def failed(self, why: str) -> None:
+        """Count an entry that could not be used: its environment is started cold."""
+        self._hits -= 1
+        self._misses += 1
+        self._failures += 1
+        self._error = why
+
+    def waited(self, seconds: float) -> None:
+        """Count the time from a request to a running environment."""
+        self._waits.append(seconds)
+
+    def released(self, environment_id: str) -> None:
+        """An environment that counted is gone: its place is free."""
+        if environment_id in self._active:
+            self._active.discard(environment_id)
+            self._call_next()
+            self.refill()
+
+    def refill(self, after: float = 0.0) -> None:
+        if self._filling is None and self._missing() and not self._closed:
+            self._filling = asyncio.create_task(self._fill(after))
+
+    def _missing(self) -> bool:
+        wanted = self._wanted - len(self._ready) - len(self._making)
+        return wanted > 0 and not self._full() and not self._line
+
+    async def _fill(self, after: float) -> None:
+        pause = PAUSE_MIN
+        try:
+            await asyncio.sleep(after)
+            while self._missing():
+                try:
+                    await self._add()
+                except SkerryError as error:
+                    log.warning("not refilled", pool=self.name, error=str(error), again_after=pause)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, PAUSE_MAX)
+        finally:
+            self._filling = None
+
+    async def _add(self) -> bool:
+        """Make one more, after whoever makes one now. False when there are enough."""
+        async with self._turn:
+            if not self._missing() or self._closed:
+                return False
+            try:
+                entry = await self._make()
+            except SkerryError as error:
+                self._failures += 1
+                self._error = str(error)
+                raise
+            self._error = ""
+            self._making.discard(entry.id)
+            self._ready[entry.id] = entry
+            self._call_next()
+            entry.channel.closed.add_done_callback(lambda closed: self._died(entry, closed.result()))
+            if entry.interpreter is not None:
+                entry.interpreter.process.exit.add_done_callback(
+                    lambda _: self._died(entry, "its interpreter ended")
+                )
+            return True
+
+    async def _make(self) -> Entry:
+        """A new one, which is among those in the making until its caller says otherwise.
+
+        Raises what a create does, and leaves nothing then.
+        """
+        settings = self._settings
+        image = self._images.get(settings.image)
+        backend = self._registry.pick(settings.policy.isolation)[0]
+        id_ = backend.reserve()
+        self._making.add(id_)
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                program = settings.language is not None
+                spec = InstanceSpec(id_, image, settings.policy, ORPHAN, program)
+                instance = await backend.start(spec)
+                hit("pool.started")
+                channel = await self._open_channel(await backend.connect(id_))
+                await channel.ping()
+                await backend.usage(id_, io=False)  # which opens its counters: the first command needs them
+                entry = Entry(id_, image.digest, backend, instance, channel, self._clock.time())
+                variables = base_variables(image.env, instance.workspace_path, {})
+                if settings.language is None:
+                    # The kernel has then looked up and read what every program needs: half a millisecond.
+                    await _run_true(channel, variables)
+                else:
+                    entry.interpreter = await self._prestart(settings.language, variables, entry)
+            return entry
+        except BaseException as error:
+            try:
+                await backend.stop(id_)
+            finally:
+                self._making.discard(id_)
+                self._call_next()
+            if isinstance(error, TimeoutError):
+                raise LaunchFailed(f"it did not start within {START_TIMEOUT:g} s") from error
+            raise
+
+    async def _prestart(
+        self, language: Language, variables: dict[str, str], entry: Entry
+    ) -> PrestartedInterpreter:
+        command = program_command(language, entry.instance, self._settings.policy.limits.cpus)
+        start = command.start(variables)
+        return await prestart(entry.channel, start, entry.backend.gate(entry.id, language.file))
+
+    def _died(self, entry: Entry, why: str) -> None:
+        if self._ready.pop(entry.id, None) is not None:
+            self._failures += 1
+            self._error = f"an entry died: {why}"
+            log.warning("died", pool=self.name, environment=entry.id)
+            self._discard(entry)
+            self._call_next()
+            self.refill(PAUSE_MIN)
+
+    def _discard(self, entry: Entry) -> None:
+        task = asyncio.create_task(self._remove(entry))
+        self._discarding.add(task)
+        task.add_done_callback(self._discarding.discard)
+
+    async def _remove(self, entry: Entry) -> None:
+        try:
+            await entry.remove()
+        except SkerryError as error:  # the sweeper will try again
+            log.error("not removed", pool=self.name, environment=entry.id, error=str(error))
+
+    async def warmup(self, count: int, maximum: int | None = None) -> None:
+        """Have so many ready, now and from now on; `maximum` replaces that of the settings.
+
+        Raises InvalidRequest, and what a create does.
+        """
+        self._check_open()
+        most = self._maximum if maximum is None else maximum
+        if count > most:
+            raise InvalidRequest(
+                f"the pool {self.name!r} has at most {most} entries",
+                hint="pools.toml in the daemon's home says how many, or a warm-up with a maximum",
+            )
+        self._maximum = most
+        self._minimum = min(max(self._minimum, count), most)
+        await self._drop(self._total() - most)
+        while len(self._ready) < count and await self._add():
+            pass
+        self._check_open()
+
+    async def shrink(self, count: int) -> None:
+        """Keep no more than so many ready, from now on."""
+        self._minimum, self._used_at = min(self._wanted, count), -math.inf
+        await self._drop(len(self._ready) - count)
+
+    async def _drop(self, count: int) -> None:
+        """Remove so many of those that are ready."""
+        surplus = list(self._ready.values())[: max(0, count)]
+        for entry in surplus:
+            del self._ready[entry.id]
+        self._call_next()
+        await asyncio.gather(*map(self._remove, surplus))
+
+    def tend(self) -> None:
+        """Let go of what waits for a use that has not come, and replace what is old; to be called now and then."""
+        entries = list(self._ready.values())
+        going = entries[: max(0, len(entries) - self._wanted)]
+        old = [
+            entry
+            for entry in entries[len(going) :]
+            if self._clock.time() - entry.made_at >= self._settings.age
+        ]
+        going += old[: -(-len(old) // RENEWED)]
+        for entry in going:
+            del self._ready[entry.id]
+            self._discard(entry)
+        self.refill()
+
+    async def health(self) -> float:
+        """Start one, run a program in it, and remove it; how many seconds that took.
+
+        Raises DaemonUnavailable and other SkerryErrors.
+        """
+        checking = asyncio.create_task(self._check())
+        self._checking.add(checking)
+        checking.add_done_callback(self._checked)
+        return await asyncio.shield(checking)
+
+    def _checked(self, checking: asyncio.Task[float]) -> None:
+        self._checking.discard(checking)
+        if not checking.cancelled():
+            checking.exception()  # whoever asked may have gone
+
+    async def _check(self) -> float:
+        began = time.monotonic()
+        async with self._turn:
+            self._check_open()
+            entry = await self._make()
+        try:
+            ended = await _run_true(entry.channel, {"PATH": "/usr/bin:/bin"})
+            if ended.code:
+                raise GuestFailed(f"`true` ended with {ended.code}")
+        finally:
+            await self._remove(entry)
+            self._making.discard(entry.id)  # not before: the sweeper leaves alone what is in the making
+            self._call_next()
+        return time.monotonic() - began
+
+    def _check_open(self) -> None:
+        """Raises DaemonUnavailable."""
+        if self._closed:
+            raise stopping()
+
+    @property
+    def stats(self) -> PoolStats:
+        waits = sorted(self._waits)
+
+        def quantile(share: float) -> float:
+            return waits[min(len(waits) - 1, int(share * len(waits)))] if waits else 0.0
+
+        return PoolStats(
+            pool=self.name,
+            image=self._settings.image,
+            minimum=self._wanted,
+            maximum=self._maximum,
+            available=len(self._ready),
+            creating=len(self._making),
+            active=len(self._active),
+            hits=self._hits,
+            misses=self._misses,
+            failures=self._failures,
+            error=self._error,
+            wait_p50_seconds=quantile(0.5),
+            wait_p95_seconds=quantile(0.95),
+            wait_max_seconds=quantile(1.0),
+        )
+
+    async def close(self) -> None:
+        self._closed = True
+        for turn in self._line:
+            if not turn.done():
+                turn.set_exception(stopping())
+        if self._filling is not None:
+            self._filling.cancel()
+            await asyncio.wait((self._filling,))
+        async with self._turn:
+            ready, self._ready = list(self._ready.values()), {}
+        await asyncio.gather(*map(self._remove, ready), *self._discarding)
+        if self._checking:
+            await asyncio.wait(self._checking)
+
+
+async def _run_true(channel: Channel, variables: dict[str, str]) -> Exit:
+    process = await channel.start(Start(argv=["true"], env=variables))
+    return await process.wait()
