@@ -46,6 +46,13 @@ def test_commands_exist(page: Path) -> None:
                 assert word.partition("=")[0] in known, command
 
 
+def test_glossary_has_each_word_once_in_order() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    words = [row.lower() for row in rows if row != "word"]
+    assert words == sorted(set(words))
+    assert len(words) > 50
+
+
 @pytest.mark.requirement("R114")
 @pytest.mark.parametrize(
     ("title", "words"),
