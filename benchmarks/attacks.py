@@ -25,18 +25,18 @@ NAMES = 100_000
 
 @dataclass(frozen=True)
 class Program:
-    """What runs inside, and the environment that it needs."""
+    """A program that runs inside, and the environment it needs."""
 
     argv: list[str]
     copies: int = 1
-    """Executions of it in each environment."""
+    """Executions in each environment."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Of the create."""
+    """Options of the create."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a client attacks: the daemon's doors, the attacker's token and environment."""
+    """Addresses of the daemon, and the attacker's token and environment."""
 
     host: str
     port: int
@@ -50,7 +50,7 @@ def _python(code: str) -> list[str]:
 
 
 BURNER = Program(_python("while True: pass"))
-"""The yardstick: an environment that uses its CPU and nothing else."""
+"""The baseline: uses CPU and nothing else."""
 
 _BYTES = """
 import fcntl, os
@@ -160,11 +160,11 @@ while True:
     os.rename("watched/a", "watched/b")
     os.unlink("watched/b")
 """
-"""Makes the file events of `file_events`."""
+"""Produces the file events for `file_events`."""
 
 
 def programs(address: str) -> dict[str, Program]:
-    """By name. `address` is one that an environment with an allowlist can reach."""
+    """Attack programs by name. `address` is reachable from an environment with an allowlist."""
     online = {"allow": ["*.example.com", address]}
     return {
         "frames": Program(["/bin/sh", "-c", "while :; do echo x; done"], copies=8),
@@ -191,7 +191,7 @@ def _headers(target: Target) -> dict[str, str]:
 
 
 def _repeat(target: Target, method: str, path: str, body: str | None = None) -> None:
-    """One request after the other, answers read, whatever they are."""
+    """Sends the same request in a loop and reads every answer, errors included."""
     connection = _connection(target)
     while True:
         try:
@@ -211,7 +211,7 @@ def _at_once(count: int, work: Callable[[], None]) -> None:
 
 
 def _hold(target: Target, count: int, request: bytes) -> None:
-    """Have `count` connections open that have sent this and read nothing; one that is closed is opened again."""
+    """Keeps `count` connections open that sent `request` and read nothing. Reopens closed ones."""
     held: list[socket.socket] = []
     while True:
         try:
@@ -286,7 +286,7 @@ def listings(target: Target) -> None:
 
 
 def unauthenticated_grpc(target: Target) -> None:
-    """Calls without a token, small on the wire, large once they are decompressed."""
+    """Calls without a token: small on the wire, large when decompressed."""
     import grpc
 
     message = b"\x7a\x00" * (7 << 20)  # empty entries of the map `env`
@@ -305,7 +305,7 @@ def _request(method: str, path: str, target: Target) -> bytes:
 
 @dataclass(frozen=True)
 class Client:
-    """What a client process does, and what its environment must have before: a command for its shell."""
+    """A hostile client process, and the shell command that prepares its environment."""
 
     attack: Callable[[Target], None]
     prepare: str = ""

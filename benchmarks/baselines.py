@@ -1,4 +1,4 @@
-"""The others: what Skerry is measured against. Each gives subjects, or raises Unavailable."""
+"""What Skerry is compared with. Each function returns subjects or raises Unavailable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.dockerd import IMAGE, Docker, Unavailable, require, root_filesys
 from benchmarks.measure import Subject, command, first_output, timed
 
 PYTHON = os.path.realpath(sys.executable)
-"""The interpreter itself: one in a virtual environment starts more slowly."""
+"""Not the one of the virtual environment, which starts more slowly."""
 
 
 def bare() -> list[Subject]:
@@ -32,7 +32,7 @@ def bubblewrap() -> list[Subject]:
 
 
 def runc(folder: Path) -> list[Subject]:
-    """`runc run` of a bundle below `folder`, with the settings that `runc spec` proposes."""
+    """`runc run` of a bundle below `folder`, with the settings of `runc spec`."""
     require("runc")
     root = folder / "rootfs"
     root.mkdir()
@@ -53,7 +53,7 @@ def runc(folder: Path) -> list[Subject]:
 
 @contextmanager
 def docker(daemon: Docker) -> Iterator[list[Subject]]:
-    """`docker run` and `docker exec` by the command, as most people use them."""
+    """`docker run` and `docker exec` with the docker command."""
     name = "bench"
     daemon.output("run", "--detach", "--name", name, "--network=none", IMAGE, "sleep", "infinity")
     try:

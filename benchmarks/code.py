@@ -32,7 +32,7 @@ def _once(client: skerry.Client, language: str, code: str) -> None:
 def python(client: skerry.Client) -> Iterator[list[Subject]]:
     def pooled() -> dict[str, float]:
         times = {"code_python": timed(lambda: _once(client, "python", "print('hello')"))}
-        client.warm_up_pool("python", 8)  # or it would fill up beside what is measured next
+        client.warm_up_pool("python", 8)  # else it refills while the next subject is measured
         return times
 
     yield [
@@ -43,7 +43,7 @@ def python(client: skerry.Client) -> Iterator[list[Subject]]:
 
 
 async def many(count: int, at_once: int) -> dict[str, float]:
-    """So many programs, each in an environment of its own, by that many callers."""
+    """Runs `count` programs, each in an environment of its own, with `at_once` concurrent callers."""
     left = iter(range(count))
     before = _pool(await _stats())
 
@@ -66,7 +66,7 @@ async def many(count: int, at_once: int) -> dict[str, float]:
 
 
 def many_without(count: int, at_once: int) -> dict[str, float]:
-    """How many of the same a second the machine does by itself, and, where it is there, with bubblewrap."""
+    """Programs a second on the bare host, and in bubblewrap if it is installed."""
     commands = {"bare": PRINT}
     if shutil.which("bwrap"):
         commands["bubblewrap"] = [*BUBBLEWRAP, *PRINT]
@@ -94,7 +94,7 @@ def _pool(found: list[skerry.PoolStats]) -> skerry.PoolStats:
 
 @contextmanager
 def go(client: skerry.Client, folder: Path) -> Iterator[list[Subject]]:
-    """`go run` with a warm cache, as a developer has it. Raises Unavailable."""
+    """Skerry and `go run` with a warm cache. Raises Unavailable."""
     if not os.path.exists(GO_PROGRAM):
         raise Unavailable("apt-get install golang-go")
     (folder / "main.go").write_text(GO)

@@ -1,4 +1,4 @@
-"""A Docker daemon of our own: its own data, socket and cgroup, no network, gone afterwards."""
+"""A private Docker daemon: own data, socket and cgroup, no network, removed afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CGROUP = f"skerry-bench-{os.getpid()}"
 
 
 class Unavailable(Exception):
-    """Something that a comparison needs is not on this machine; the message says what."""
+    """A program that a comparison needs is not installed; the message names it."""
 
 
 def require(*programs: str) -> None:
@@ -32,14 +32,14 @@ def require(*programs: str) -> None:
 
 
 def root_filesystem() -> Path:
-    """A minimal Debian with Python, as a tar archive; made once and kept."""
+    """A minimal Debian with Python, as a tar archive. Built once and cached."""
     release = platform.freedesktop_os_release()
     suite = release.get("VERSION_CODENAME", "bookworm") if release.get("ID") == "debian" else "bookworm"
     archive = CACHE / f"{suite}.tar"
     if not archive.exists():
         require("mmdebstrap")
         CACHE.mkdir(parents=True, exist_ok=True)
-        print(f"making a minimal Debian ({suite}) for runc and Docker ...", flush=True)
+        print(f"building a minimal Debian ({suite}) for runc and Docker ...", flush=True)
         fresh = archive.with_suffix(".new.tar")
         done = subprocess.run(
             ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", suite, fresh],
@@ -59,7 +59,7 @@ class Docker:
     def __init__(self, host: str, description: str) -> None:
         self.host = host
         self.description = description
-        # Debian's own client before any other: it is the one that fits Debian's daemon.
+        # Prefer Debian's client, which matches Debian's daemon.
         self.client = shutil.which("docker", path=f"/usr/bin:{os.environ['PATH']}") or "docker"
 
     def argv(self, *arguments: str) -> list[str]:
@@ -73,7 +73,7 @@ class Docker:
 
 @contextmanager
 def running(folder: Path) -> Iterator[Docker]:
-    """A daemon with all its files below `folder`, stopped at the end. Raises Unavailable."""
+    """Runs a daemon with all its files below `folder`. Raises Unavailable."""
     require("dockerd", "docker", "containerd", "runc")
     archive = root_filesystem()
     docker = Docker(f"unix://{folder}/docker.sock", "")

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.egress`: the way out of an environment beside a direct connection to the same server.
+"""`python -m benchmarks.egress`: egress of an environment, compared with a direct connection to the same server.
 
-Client, proxy and server share this machine and a network namespace that leads nowhere else. Needs root. The proxy is in
-this process, whose memory is measured.
+Client, proxy and server share this machine and a network namespace that leads nowhere else. Needs root. The proxy runs
+in this process, so that its memory can be measured.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ RELEASE = "for s in kept.pop('held'): s.close()"
 
 
 async def _hold(it: World, client: str, count: int) -> dict[str, float]:
-    """Try to have so many connections at once: how many there are, and how much memory that takes."""
+    """Opens up to `count` connections at once. Returns how many succeeded and the memory they took."""
     before = _resident()
     opened = await it.run(client + HOLD.format(count=count))
     held = _resident()
@@ -128,8 +128,9 @@ def _resident() -> int:
 
 
 def measure(rounds: int) -> dict[str, dict[str, float]]:
-    """Medians, for `direct` and `proxy`; and what many connections take, the `first` time, `again`, and for `attempts`
-    to have more than there may be. Raises OSError where there are no namespaces.
+    """Medians for `direct` and `proxy`, and the cost of many connections.
+
+    `first` and `again` open the same number, `attempts` more than the limit. Raises OSError without namespaces.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # as the daemon does
@@ -153,7 +154,7 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
         return dict(await it.run(client))
 
     async def main() -> None:
-        # The proxy must take this machine for another: there is no other here.
+        # Empty ranges: the server's address must not count as the machine's own.
         async with world("public", ranges=Ranges()) as it:
             server: Any = await asyncio.to_thread(
                 subprocess.Popen, [sys.executable, "-c", SERVER.format(**values)], stdout=subprocess.PIPE

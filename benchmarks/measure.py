@@ -1,4 +1,4 @@
-"""Taking turns: subjects, rounds and what is made of the samples."""
+"""Subjects, rounds and percentiles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Subject:
-    """One thing to measure. `once` does it and returns seconds by key, usually one."""
+    """One thing to measure. `once` performs it and returns seconds by key."""
 
     once: Callable[[], Mapping[str, float]]
 
@@ -33,7 +33,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def command(key: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> Subject:
-    """Until a program of the host has ended. Raises CalledProcessError when it fails."""
+    """Time until a host program exits. Raises CalledProcessError if it fails."""
 
     def once() -> dict[str, float]:
         return {key: timed(lambda: subprocess.run(argv, check=True, capture_output=True, env=env))}
@@ -42,7 +42,7 @@ def command(key: str, argv: Sequence[str], env: Mapping[str, str] | None = None)
 
 
 def first_output(key: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> Subject:
-    """Until a program's first output (`key`) and until its end (`key` + "_end")."""
+    """Time until a program's first output (`key`) and until its exit (`key` + "_end")."""
 
     def once() -> dict[str, float]:
         start = time.perf_counter()
@@ -59,7 +59,7 @@ def first_output(key: str, argv: Sequence[str], env: Mapping[str, str] | None = 
 def take_turns(
     subjects: Sequence[Subject], rounds: int, progress: Callable[[int], None]
 ) -> dict[str, Summary]:
-    """Measure all subjects `rounds` times, in turn, after one round that does not count."""
+    """Measures all subjects in turn for `rounds` rounds, after one warm-up round."""
     samples: dict[str, list[float]] = defaultdict(list)
     for number in range(-1, rounds):
         for subject in subjects:

@@ -1,8 +1,8 @@
-"""The noisy-neighbour table: what a tenant notices of 1, 4 and 16 attackers of another tenant.
+"""Measures the noisy-neighbour table: latencies of one tenant beside 1, 4 and 16 attackers of another.
 
-The neighbour is one environment of its own tenant, used by a client process of its own from an address of its own. Each
-attack has a fresh daemon, and the neighbour's calls are compared with those beside as many environments that burn CPU.
-Daemon, clients and environments are in a network namespace that leads nowhere else. Needs root.
+The neighbour has a tenant, an environment, a client process and an address of its own. Each attack has a fresh daemon;
+the baseline is the same number of environments that burn CPU. Needs root;
+all of it runs in an isolated network namespace.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from benchmarks import attacks
 from benchmarks.attacks import CLIENTS, Program, Target
 from benchmarks.dockerd import Unavailable
 from benchmarks.measure import summarize
+from benchmarks.neighbours_table import CALLS, GIVE_UP, YARDSTICK, Cell, missed, yardsticks
 from skerry.host.cgroup_places import write
 from skerry.host.cgroups import CgroupManager
 from tests import support
@@ -36,40 +37,30 @@ from tests.integration.internet import in_a_network_of_its_own, internet
 
 COUNTS = (1, 4, 16)
 ADDRESS = "93.184.216.34"
-"""Which the connections go to."""
+"""Destination of the attackers' connections."""
 SETTLE = 1.0
-"""Seconds that an attack has before anything is measured."""
-GIVE_UP = 30.0
-"""Seconds after which a neighbour that has no answer is not waited for any more."""
-CALLS = ("command", "read", "create")
-YARDSTICK = "CPU burners"
+"""Seconds between the start of an attack and the first measurement."""
 IDLE = "idle"
 HOSTS = ("127.0.0.1", "127.0.0.2")
-"""Where attackers and where the neighbour reach the daemon. Each is also the address that they come from."""
+"""Addresses of the daemon for attackers and for the neighbour; each also connects from its own."""
 
 ROUND = ("command", "read", "command", "read", "create")
 ROUNDS = 100
-"""Of each cell, so that a 99th percentile is not the slowest call alone."""
+"""Rounds of each cell: enough that the 99th percentile is not the slowest call."""
 ROUND_SECONDS = 0.2
-"""A cell ends with fewer rounds when they take longer than this, on average."""
+"""A cell ends early if its rounds take longer than this on average."""
 YARDSTICK_TIMES = 3
-"""As many rounds beside the burners, which everything is divided by."""
+"""The baseline has this many times the rounds."""
 AGAIN_TIMES = 5
-"""As many rounds for a cell that seems to miss its promise, in turn with the burners.
+"""A cell that misses its target is measured again with this many times the rounds, in turn with the baseline.
 
-200 samples say little of a 99th percentile.
+200 samples say little about a 99th percentile.
 """
 AGAIN_TURNS = 2
-RATIO_MAX = 2.0
-PEAK_MAX = 300_000_000
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- neighbours: begin -->", "<!-- neighbours: end -->"
-
-Cell = dict[str, Any]
 
 
 class Neighbour:
-    """The process that makes the neighbour's calls; see `_serve`."""
+    """The client process of the neighbour; it runs `_serve`."""
 
     def __init__(self, url: str, token: str) -> None:
         argv = [sys.executable, "-m", "benchmarks.neighbours", url, token]
@@ -77,7 +68,7 @@ class Neighbour:
         self._ask("")
 
     def measure(self, rounds: int) -> dict[str, Any] | None:
-        """Seconds of each call by kind, and how many were `refused`; None when one had no answer for too long."""
+        """Seconds of each call by kind, and the `refused` ones. Returns None if a call went unanswered."""
         return self._ask(str(rounds), rounds * ROUND_SECONDS)
 
     def _ask(self, line: str, seconds: float = 0.0) -> dict[str, Any] | None:
@@ -102,7 +93,7 @@ class Neighbour:
 
 
 def _serve(url: str, token: str) -> None:
-    """The neighbour's side: for each number of rounds on stdin a line of JSON with what was measured."""
+    """Client process: reads a number of rounds from stdin, prints a line of JSON with the measurements, repeats."""
     with skerry.Client(url=url, token=token) as client, skerry.Environment(client=client) as env:
         env.files.write("a.txt", b"x" * 1024)
         env.run(["true"])
@@ -140,7 +131,7 @@ def _calls(client: skerry.Client, env: skerry.Environment, rounds: int) -> dict[
 
 
 class Scene:
-    """One daemon with its neighbour, and the attackers so far."""
+    """One daemon with its neighbour and attackers."""
 
     def __init__(self, daemon: Daemon, port: int, grpc_port: int, stack: ExitStack) -> None:
         self.daemon = daemon
@@ -159,7 +150,7 @@ class Scene:
         self._place = stack.enter_context(_clients_place())
 
     def grow(self, name: str, count: int) -> None:
-        """Have `count` attackers in all."""
+        """Adds attackers until there are `count`."""
         new, self._attackers = count - self._attackers, count
         if name in CLIENTS:
             self._clients(name, new)
@@ -167,7 +158,7 @@ class Scene:
             self._programs(attacks.programs(ADDRESS).get(name, attacks.BURNER), new)
 
     def _create(self, options: dict[str, Any]) -> str:
-        # Kept until the daemon stops, which ends them all.
+        # Never deleted: the daemon ends them all when it stops.
         return skerry.Environment(client=self._attacker, **options).create().id
 
     def _programs(self, program: Program, count: int) -> None:
@@ -185,7 +176,7 @@ class Scene:
                 env = skerry.Environment.get(environment, self._attacker)
                 if env.execute(client.prepare).exit_code != 0:
                     raise RuntimeError(f"{client.prepare} failed")
-                self._shared = environment  # so that it is prepared once
+                self._shared = environment  # prepared once, used by all
             target = Target(HOSTS[0], *self._ports, self._token, environment)
             process = subprocess.Popen(
                 attacks.argv(name, target), stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -204,9 +195,9 @@ class Scene:
 
 @contextmanager
 def _clients_place() -> Iterator[list[str]]:
-    """Where attackers' clients write their pids, to weigh as much as all environments do.
+    """cgroup files that the attackers' clients join, with the CPU weight of all environments together.
 
-    They are programs of other machines, which would use no CPU here at all.
+    In practice those clients run on other machines and use no CPU here.
     """
     cgroups = CgroupManager.detect("skerry-clients")
     cgroup = cgroups.create("0" * 12)
@@ -235,13 +226,13 @@ def _scene() -> Iterator[Scene]:
             ):
                 yield Scene(daemon, port, grpc_port, stack)
         except subprocess.TimeoutExpired:
-            # It did not stop and was killed. The next daemon of this home removes what it left.
+            # It was killed because it did not stop. The next daemon of this home cleans up.
             with started(home):
                 pass
 
 
 def _measure(scene: Scene, name: str, count: int, rounds: int) -> Cell:
-    """One cell, with the seconds of each call as they were."""
+    """Measures one cell; calls are lists of seconds."""
     scene.grow(name, count)
     time.sleep(SETTLE if count else 0.0)
     peak = Path(f"/proc/{scene.daemon.process.pid}")
@@ -276,7 +267,7 @@ def _attack(name: str, counts: Sequence[int], rounds: int) -> list[Cell]:
 
 
 def _again(cell: Cell, rounds: int) -> Cell:
-    """The same cell from more rounds, with a yardstick of its own that was measured in turn with it."""
+    """Measures a cell with more rounds, in turn with a baseline of its own."""
     turns: dict[str, list[Cell]] = {YARDSTICK: [], cell["attack"]: []}
     for _ in range(AGAIN_TURNS):
         for name, found in turns.items():
@@ -298,86 +289,8 @@ def _joined(cells: Sequence[Cell]) -> Cell:
 
 
 def names() -> list[str]:
-    """Of all attacks, in the order of the table."""
+    """Names of all attacks, in table order."""
     return [*attacks.programs(ADDRESS), *CLIENTS]
-
-
-def markdown(cells: Sequence[Cell]) -> str:
-    """The table: median / 99th percentile in ms of each call, and the ratio of the latter to the burners'."""
-    yardsticks = _yardsticks(cells)
-    lines = [
-        f"| attack | attackers | {' | '.join(CALLS)} | samples | daemon, peak | refused |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for cell in cells:
-        if "failed" in cell:
-            lines.append(f"| {cell['attack']} | | {cell['failed']} | | | | | |")
-            continue
-        base = _base(cell, yardsticks)
-        told = [_told(cell, base.get(call), call) for call in CALLS]
-        samples = "/".join(str(cell[call]["samples"] if cell[call] else 0) for call in CALLS)
-        refused = len(cell["refused"]) if cell["answered"] else "?"
-        peak = f"{cell['peak_bytes'] / (1 << 20):.0f} MiB"
-        row = (cell["attack"], cell["attackers"], *told, samples, peak, refused)
-        lines.append(f"| {' | '.join(map(str, row))} |")
-    return "\n".join(lines)
-
-
-def _yardsticks(cells: Sequence[Cell]) -> dict[int, Cell]:
-    return {cell["attackers"]: cell for cell in cells if cell["attack"] == YARDSTICK and "failed" not in cell}
-
-
-def _base(cell: Cell, yardsticks: dict[int, Cell]) -> dict[str, Any]:
-    """What a cell is divided by: the burners that were measured in turn with it, else those of the table."""
-    found: dict[str, Any] = cell.get("beside") or yardsticks.get(cell["attackers"], {})
-    return found
-
-
-def _told(cell: Cell, base: dict[str, float] | None, call: str) -> str:
-    if not cell["answered"]:
-        return f"no answer in {GIVE_UP:.0f} s"
-    found = cell[call]
-    if found is None:
-        return "none"
-    text = f"{_ms(found['median'])} / {_ms(found['p99'])}"
-    if base is None or cell["attack"] == YARDSTICK:
-        return text
-    return f"{text} ({found['p99'] / base['p99']:.1f}×)"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.1f}" if seconds < 0.1 else f"{seconds * 1000:.0f}"
-
-
-def missed(cells: Sequence[Cell]) -> list[str]:
-    """Where the promise is not kept: p99 within 2× of the burners, daemon under 300 MB, nothing refused."""
-    yardsticks = _yardsticks(cells)
-    broken = []
-    for cell in cells:
-        where = f"{cell['attack']} × {cell.get('attackers', '?')}"
-        if "failed" in cell:
-            broken.append(f"{where}: {cell['failed']}")
-            continue
-        if not cell["answered"]:
-            broken.append(f"{where}: no answer")
-        if cell["refused"]:
-            broken.append(f"{where}: {len(cell['refused'])} refused, such as {cell['refused'][0]}")
-        if cell["peak_bytes"] >= PEAK_MAX:
-            broken.append(f"{where}: the daemon had {cell['peak_bytes'] / 1e6:.0f} MB")
-        for call in CALLS:
-            base = _base(cell, yardsticks).get(call)
-            if base and cell[call] and cell[call]["p99"] > RATIO_MAX * base["p99"]:
-                broken.append(
-                    f"{where}: p99 of {call} {cell[call]['p99'] / base['p99']:.1f}× that of the burners"
-                )
-    return broken
-
-
-def write_page(cells: Sequence[Cell], state: str) -> None:
-    """Put the table into docs/benchmarks.md, between the markers."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{state}\n\n{markdown(cells)}\n{END}{after}")
 
 
 def measure(
@@ -386,7 +299,7 @@ def measure(
     counts: Sequence[int] = COUNTS,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Cell]:
-    """The cells of the table: idle, the yardstick, then each attack; last, again, what seems to miss its promise.
+    """Cells of the table: idle, the baseline, each attack. Then repeats the cells that miss the target.
 
     Raises Unavailable without root.
     """
@@ -409,7 +322,7 @@ def measure(
             for name in wanted or names():
                 add(name, counts, rounds)
             for place, cell in enumerate(cells):
-                if "failed" not in cell and missed([cell, *_yardsticks(cells).values()]):
+                if "failed" not in cell and missed([cell, *yardsticks(cells).values()]):
                     progress(f"{cell['attack']} × {cell['attackers']}, again")
                     cells[place] = _again(cell, rounds)
 

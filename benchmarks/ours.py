@@ -1,4 +1,4 @@
-"""Skerry through its SDK over the unix socket, with every protection on and nothing prepared for the test."""
+"""Skerry through its SDK over the unix socket, with every protection on and default settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import skerry
 from benchmarks.measure import Subject, command, timed
 
 CALLS = 10
-"""In a session one after the other, as those of an agent's loop are: the first after a pause takes longer."""
+"""Consecutive calls in a session, as in an agent's loop. The first after a pause is slower."""
 NATIVE = Path(skerry.__file__).parent / "_native" / "skerry-guest"
 
 
@@ -29,10 +29,10 @@ def _free_port() -> int:
 
 URL = f"http://127.0.0.1:{_free_port()}"
 POOLED = {"disk": "1g"}
-"""What environments from the pool have, and those without have not."""
+"""Options that select the pool `bench`."""
 FILES = {
     "pools.toml": '[bench]\nminimum = 4\ndisk = "1g"\n[python]\nminimum = 8\n',
-    # The same interpreter, which is not started ahead.
+    # The same interpreter, without a pool.
     "languages.toml": '[cold]\nfile = "main.py"\ncommand = ["python3", "main.py"]\nversion = ["python3", "-V"]\n',
 }
 
@@ -48,7 +48,7 @@ def _run(env: skerry.Environment) -> None:
 
 @contextmanager
 def daemon(home: str) -> Iterator[skerry.Client]:
-    """A daemon of our own, which keeps everything in `home` and listens at `URL` too; stopped at the end."""
+    """Runs a daemon in `home` that also listens at `URL`."""
     os.makedirs(home, 0o700)
     for name, text in FILES.items():
         Path(home, name).write_text(text)
@@ -64,7 +64,7 @@ def daemon(home: str) -> Iterator[skerry.Client]:
 
 @contextmanager
 def subjects(client: skerry.Client) -> Iterator[list[Subject]]:
-    """As a program that lives for a while uses it: all through one client, whose connection stays open."""
+    """All calls through one client with an open connection, as in a long-running program."""
 
     def cycle(prefix: str = "", **options: Any) -> dict[str, float]:
         start = time.perf_counter()
@@ -79,7 +79,7 @@ def subjects(client: skerry.Client) -> Iterator[list[Subject]]:
 
     def pooled() -> dict[str, float]:
         times = cycle("pooled_", **POOLED)
-        client.warm_up_pool("bench", 4)  # or it would fill up beside what is measured next
+        client.warm_up_pool("bench", 4)  # else it refills while the next subject is measured
         return times
 
     with _environment(client=client) as env:
@@ -127,7 +127,7 @@ def _script() -> str:
 
 
 def idle_memory() -> dict[str, int | None]:
-    """Bytes charged to an environment that nothing has run in, and to one in which a command has ended."""
+    """Bytes charged to an unused environment, and after one command."""
     with _environment() as env:
         fresh = env.usage().memory_bytes
         env.run(["true"])
@@ -135,7 +135,7 @@ def idle_memory() -> dict[str, int | None]:
 
 
 def many(client: skerry.Client, count: int) -> dict[str, float | int | None]:
-    """That many environments at once, each of which answers; then all of them deleted."""
+    """Creates `count` environments, runs a command in each, deletes them."""
     before = _rss(client)
     environments: list[skerry.Environment] = []
 

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.reaper program ...`: run a program and reap every orphan that it leaves.
+"""`python -m benchmarks.reaper program ...`: runs a program and reaps its orphans.
 
-containerd's shims outlive their parents; where process 1 reaps nothing they would stay as zombies for ever.
-SIGTERM is passed on; the end comes when the program and all its orphans have ended.
+containerd's shims outlive their parents and stay zombies where process 1 reaps nothing.
+Forwards SIGTERM. Exits when the program and all its orphans have exited.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is made of the numbers: the table, the results file, and the targets."""
+"""Formats measured numbers as tables and sentences, for the terminal and for docs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUPS: list[tuple[str, str, list[tuple[str, str]]]] = [
         "docker_run",
         [
             ("docker_run", "`docker run --rm`"),
-            ("docker_run_end", "`docker run --rm`, until it is removed"),
+            ("docker_run_end", "`docker run --rm`, container removed"),
             ("llm_sandbox_fresh", "llm-sandbox, open and one command"),
             ("runc", "`runc run`"),
             ("bubblewrap", "bubblewrap, `true`, neither limits nor filter"),
@@ -74,8 +74,8 @@ GROUPS: list[tuple[str, str, list[tuple[str, str]]]] = [
             ("delete", "delete"),
             ("write", "write a file of 1 KiB"),
             ("read", "read it"),
-            ("helper", "start of the native program"),
-            ("intent", "an intent in the audit, synced, on the same disk"),
+            ("helper", "start of the native binary"),
+            ("intent", "audit intent row, with fsync, on the same disk"),
         ],
     ),
 ]
@@ -85,7 +85,7 @@ Call = tuple[str, str, str, str, str]
 
 
 def machine() -> str:
-    """This machine in a line: what the numbers mean nothing without."""
+    """CPU, cores, memory, system, kernel and Python version in one line."""
     cpuinfo = Path("/proc/cpuinfo").read_text()
     model = next(
         (line.split(":")[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name")),
@@ -101,7 +101,7 @@ def machine() -> str:
 
 
 def rows(times: Mapping[str, Summary]) -> list[tuple[str, list[Row]]]:
-    """The table, group by group: what, median, 95th percentile, how it compares with the group's first."""
+    """Rows of each group: label, median, 95th percentile, ratio to the group's baseline."""
     table = []
     for title, against, entries in GROUPS:
         lines: list[Row] = []
@@ -127,7 +127,31 @@ def _compare(base: Summary | None, other: Summary) -> str:
     return f"{ratio:.3g}× faster" if ratio >= 1 else f"{1 / ratio:.3g}× slower"
 
 
+HEADLINE = (
+    ("fresh environment to first output", "fresh", "docker_run", "`docker run`"),
+    ("the same, from a pool", "pooled_fresh", "docker_run", "`docker run`"),
+    ("command in a live environment", "run", "docker_exec", "`docker exec`"),
+    ("Python program, from its pool", "code_python", "bare_print", "bare `python3 -c 'print(...)'`"),
+    ("call in a live Python session", "session", "python", "bare `python3 -c pass`"),
+)
+
+
+def headline(times: Mapping[str, Summary]) -> str:
+    """Five rows for the README: Skerry's median, a baseline's median, the ratio."""
+    lines = ["| median | Skerry | compared with | | |", "|---|--:|---|--:|--:|"]
+    for what, subject, base, name in HEADLINE:
+        if subject not in times or base not in times:
+            lines.append(f"| {what} | not measured | {name} | | |")
+            continue
+        ours, other = times[subject], times[base]
+        lines.append(
+            f"| {what} | {_ms(ours.median)} | {name} | {_ms(other.median)} | {_compare(other, ours)} |"
+        )
+    return "\n".join(lines)
+
+
 def markdown(results: Mapping[str, Any], times: Mapping[str, Summary]) -> str:
+    """All tables and facts, for docs/benchmarks.md."""
     lines = [f"{results['machine']}. {results['notes']}".strip(), ""]
     for title, group in rows(times):
         lines += [f"| {title} | median | p95 | |", "|---|--:|--:|--:|"]
@@ -142,7 +166,7 @@ def markdown(results: Mapping[str, Any], times: Mapping[str, Summary]) -> str:
 
 
 def service(results: Mapping[str, Any]) -> list[tuple[str, list[Call]]]:
-    """The service, door by door: what, median, 95th and 99th percentile, how many a second."""
+    """Calls at each door: name, median, 95th and 99th percentile, calls a second."""
     table = []
     for door, found in results.get("doors", {}).items():
         for title, calls in (
@@ -160,52 +184,51 @@ def _call(name: str, values: Mapping[str, float]) -> Call:
 
 
 def facts(results: Mapping[str, Any]) -> list[str]:
-    """What is not a time, in sentences."""
+    """Sentences on throughput, memory, egress, and on what was not measured."""
     said = [f"Not measured: {what}: {why}." for what, why in results["missing"].items()]
     if found := results.get("code"):
         without = found["without"]
         beside = f", in bubblewrap {without['bubblewrap']:.0f}" if "bubblewrap" in without else ""
         said.append(
-            f"{found['callers']} callers at once get {found['per_second']:.0f} Python programs a second done, each in "
-            f"a fresh environment ({found['from_pool']:.0%} from the pool); the same programs on the host, without any "
-            f"isolation: {without['bare']:.0f}{beside}."
+            f"{found['callers']} concurrent callers run {found['per_second']:.0f} Python programs a second, each in "
+            f"a fresh environment ({found['from_pool']:.0%} from the pool). On the host without isolation: "
+            f"{without['bare']:.0f}{beside}."
         )
     if (idle := results.get("idle_bytes")) is not None:
         after = results["idle_after_run_bytes"]
         said.append(
-            f"An idle environment has {idle / 1024:.0f} KiB charged to its cgroup, "
-            f"{after / 1024:.0f} KiB after a command."
+            f"An idle environment is charged {idle / 1024:.0f} KiB, {after / 1024:.0f} KiB after a command."
         )
     if many := results.get("many"):
         charged = many["charged_bytes"]
         said.append(
-            f"{many['alive']} environments alive at once: created one after the other in "
-            f"{many['create_seconds']:.1f} s, a command in every one in {many['run_in_all_seconds']:.1f} s, "
+            f"{many['alive']} environments alive at once: created one by one in "
+            f"{many['create_seconds']:.1f} s, one command in each in {many['run_in_all_seconds']:.1f} s, "
             f"deleted in {many['delete_seconds']:.1f} s; the daemon uses "
             f"{many['daemon_rss_bytes'] / MIB:.0f} MiB"
-            + (f", all of them together {charged / MIB:.0f} MiB." if charged is not None else ".")
+            + (f", all environments together {charged / MIB:.0f} MiB." if charged is not None else ".")
         )
     if egress := results.get("egress"):
         direct, proxy = egress["direct"], egress["proxy"]
         said.append(
-            f"Out of an environment, beside a direct connection: download {proxy['download'] / MIB:.0f} "
+            f"Egress, with a direct connection in brackets: download {proxy['download'] / MIB:.0f} "
             f"({direct['download'] / MIB:.0f}) MiB/s, upload {proxy['upload'] / MIB:.0f} "
-            f"({direct['upload'] / MIB:.0f}) MiB/s, there and back in {proxy['trip'] * 1e6:.0f} "
-            f"({direct['trip'] * 1e6:.0f}) µs, a new connection in {proxy['connect'] * 1e6:.0f} "
-            f"({direct['connect'] * 1e6:.0f}) µs, 1,000 at once in {proxy['together']:.1f} "
+            f"({direct['upload'] / MIB:.0f}) MiB/s, round trip {proxy['trip'] * 1e6:.0f} "
+            f"({direct['trip'] * 1e6:.0f}) µs, new connection {proxy['connect'] * 1e6:.0f} "
+            f"({direct['connect'] * 1e6:.0f}) µs, 1,000 connections at once {proxy['together']:.1f} "
             f"({direct['together']:.1f}) s."
         )
         first, again, attempts = egress["first"], egress["again"], egress["attempts"]
         said.append(
             f"{first['open']:,} connections out of an environment take {first['bytes'] / MIB:.1f} MiB of the daemon's "
-            f"memory, and {again['bytes'] / MIB:.1f} MiB more the next time. Of {attempts['tried']:,} at once "
-            f"{attempts['open']:,} are let through, with {attempts['bytes'] / MIB:.1f} MiB more."
+            f"memory, the same again {again['bytes'] / MIB:.1f} MiB more. Of {attempts['tried']:,} attempts at once "
+            f"{attempts['open']:,} succeed, for {attempts['bytes'] / MIB:.1f} MiB more."
         )
     return said
 
 
 def beside_llm_sandbox(times: Mapping[str, Summary]) -> list[str]:
-    """How much faster Skerry does the same, in a sentence; nothing where llm-sandbox was not measured."""
+    """One sentence with the ratios to llm-sandbox; empty if it was not measured."""
     pairs = (
         ("a fresh sandbox to its first output", "llm_sandbox_fresh", ("fresh", "pooled_fresh")),
         ("a command in a live one", "llm_sandbox_command", ("run",)),
@@ -217,47 +240,4 @@ def beside_llm_sandbox(times: Mapping[str, Summary]) -> list[str]:
     for what, base, ours in pairs:
         ratios = [f"{times[base].median / times[key].median:.3g}×" for key in ours]
         parts.append(f"{what} {' and, from a pool, '.join(ratios)}")
-    return [f"Beside llm-sandbox Skerry is faster: {', '.join(parts)}."]
-
-
-def targets(results: Mapping[str, Any], times: Mapping[str, Summary]) -> list[tuple[str, bool, str]]:
-    """(promise, kept, what was measured). A number that is missing is a promise not kept."""
-
-    def at_least(promise: str, base: str, ours: str, factor: float) -> tuple[str, bool, str]:
-        if base not in times or ours not in times:
-            return promise, False, "not measured"
-        ratio = times[base].median / times[ours].median
-        return promise, ratio >= factor, f"{ratio:.1f}× faster" if ratio >= 1 else f"{1 / ratio:.1f}× slower"
-
-    idle, many = results.get("idle_bytes"), results.get("many") or {}
-    found = results.get("code") or {"per_second": 0.0}
-    return [
-        at_least("fresh environment to first output, 25× faster than docker run", "docker_run", "fresh", 25),
-        at_least(
-            "a fresh environment from a pool, 60× faster than docker run", "docker_run", "pooled_fresh", 60
-        ),
-        at_least(
-            "a Python program from its pool, before python3 -c has ended on the host",
-            "bare_print",
-            "code_python",
-            1,
-        ),
-        (
-            "150 Python programs a second, each in a fresh environment",
-            found["per_second"] >= 150,
-            f"{found['per_second']:.0f}",
-        ),
-        at_least("env.run in a live environment, 22× faster than docker exec", "docker_exec", "run", 22),
-        at_least(
-            "env.execute in a live environment, 22× faster than docker exec", "docker_exec", "execute", 22
-        ),
-        at_least("a call in a Python session, 10× faster than python3 -c pass", "python", "session", 10),
-        at_least("skerry run -- true, within 8× of python3 -c pass", "python", "cli", 1 / 8),
-        at_least("a Go program that runs once, within 3× of go run", "bare_go", "code_go", 1 / 3),
-        (
-            "an idle environment is charged less than 1 MiB",
-            idle is not None and idle < MIB,
-            "not measured" if idle is None else f"{idle / 1024:.0f} KiB",
-        ),
-        ("500 environments alive at once", many.get("alive", 0) >= 500, f"{many.get('alive', 0)}"),
-    ]
+    return [f"Faster than llm-sandbox: {', '.join(parts)}."]

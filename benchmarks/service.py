@@ -1,5 +1,4 @@
-"""The service as programs use it: what each call takes at each door, how much fifty clients at once get done, and what
-every command pays for the audit."""
+"""Latency of each call at each door, throughput of fifty clients, and the cost of an audit row."""
 
 from __future__ import annotations
 
@@ -17,15 +16,15 @@ from skerry.store import Store, audit
 
 CLIENTS = 50
 CALLS = 300
-"""Of each kind, at each door: enough for a 99th percentile."""
+"""Calls of each kind at each door: enough for a 99th percentile."""
 CREATES = 100
 
 One = tuple[skerry.AsyncClient, skerry.AsyncEnvironment]
-"""One of many clients, and its environment."""
+"""A client and its environment."""
 
 
 def latencies(client: skerry.Client) -> dict[str, dict[str, Any]]:
-    """Seconds of every kind of call, by one client whose connection stays open. All kinds take turns."""
+    """Latencies of each kind of call by one client with an open connection. All kinds take turns."""
     taken: dict[str, list[float]] = {name: [] for name in ("create", "execute", "write", "read", "heartbeat")}
     with skerry.Environment(client=client) as env:
         calls: dict[str, Callable[[], object]] = {
@@ -47,7 +46,7 @@ def latencies(client: skerry.Client) -> dict[str, dict[str, Any]]:
 
 
 async def together(make: Callable[[], skerry.AsyncClient]) -> dict[str, dict[str, Any]]:
-    """Fifty clients at once, each with its own connection and environment: calls a second, and seconds of each."""
+    """Calls a second and latencies of fifty concurrent clients, each with its own connection and environment."""
     found = {}
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(make()) for _ in range(CLIENTS)]
@@ -85,7 +84,7 @@ TOGETHER: dict[str, tuple[Callable[[One], Awaitable[None]], int]] = {
     "heartbeat": (_heartbeat, 40),
     "create and delete": (_create, 4),
 }
-"""What all clients do at once, and how often each."""
+"""Calls made by all clients at once, and repetitions of each."""
 
 
 async def _all_at_once(
@@ -107,7 +106,7 @@ async def _all_at_once(
 
 @contextmanager
 def intent(folder: Path) -> Iterator[list[Subject]]:
-    """What every command has before anybody sees its output: its intent in the audit, on the same disk."""
+    """Time to write one audit intent row on the same disk, as before every command."""
     entry = audit.Entry(
         at=time.time(),
         kind="intent",
