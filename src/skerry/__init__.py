@@ -1,4 +1,4 @@
-"""Skerry: isolated environments for code that you did not write.
+"""Skerry: isolated environments for untrusted code.
 
     import skerry
 
@@ -6,7 +6,7 @@
         env.execute("cd src && export A=1")
         print(env.execute("pwd; echo $A").stdout)
 
-Importing this costs nothing; each name below loads what it needs when it is first used.
+Names are imported on first use, so importing the package is cheap.
 """
 
 from __future__ import annotations

@@ -1,19 +1,24 @@
-"""What an environment may do and how much of it: isolation, limits, profile. Plain data, no I/O."""
+"""What an environment may do and how much of it: isolation, limits, profile. Plain data, no I/O.
+
+Names, defaults, bounds and choices come from `skerry.parameters`.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skerry.errors import InvalidRequest
+from skerry.parameters import CREATE, ParameterSpec
 
-ISOLATIONS = ("namespace", "gvisor", "microvm")
-"""Weakest first. A backend that gives more than what was asked for is acceptable, never less."""
-
-WORKSPACES = ("auto", "disk", "memory")
-NETWORKS = ("none", "allowlist", "public")
+ISOLATIONS = CREATE["isolation"].choices
+"""Weakest first. A backend may give more than what was asked for, never less."""
+WORKSPACES = CREATE["workspace"].choices
+NETWORKS = CREATE["network"].choices
+_LIMITS = {name: row for name, row in CREATE.items() if "limits" in row.where}
+_CHOICES = tuple((name, CREATE[name].choices) for name in ("isolation", "network", "workspace"))
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _UNITS = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": GIB << 10}
@@ -51,14 +56,6 @@ def format_size(value: int) -> str:
     raise AssertionError("unreachable")
 
 
-def _whole(value: Any, what: str, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{what} must be a whole number, not {value!r}")
-    if not low <= value <= high:
-        raise InvalidRequest(f"{what} must be between {low} and {high}, not {value}")
-    return value
-
-
 def seconds(value: Any, what: str, high: float = 365 * 86400.0) -> float:
     """A positive, finite number of seconds, at most `high`. Raises InvalidRequest."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -68,24 +65,42 @@ def seconds(value: Any, what: str, high: float = 365 * 86400.0) -> float:
     return float(value)
 
 
+def check(row: ParameterSpec, value: Any) -> Any:
+    """The value of a size, number or count, within the bounds of its row. Raises InvalidRequest."""
+    if row.kind == "size":
+        size = parse_size(value, row.name)
+        if size < row.low:
+            raise InvalidRequest(f"{row.name} must be at least {row.low // MIB}m", hint=row.hint)
+        return size
+    if row.kind == "count":
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidRequest(f"{row.name} must be a whole number, not {value!r}")
+        if not row.low <= value <= row.high:
+            raise InvalidRequest(f"{row.name} must be between {row.low} and {row.high}, not {value}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not row.low <= value <= row.high:
+        raise InvalidRequest(f"{row.name} must be between {row.low} and {row.high} {row.unit}, not {value!r}")
+    return float(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much one environment may use. All of them always hold; what cannot be enforced is reported."""
 
-    cpus: float = 1.0
+    cpus: float = CREATE["cpus"].default
     """Cores; 0.5 is 500 millicores."""
-    memory: int = 512 * MIB
+    memory: int = CREATE["memory"].default
     """Bytes, without swap, for everything inside: processes, page cache, tmpfs."""
-    pids: int = 256
-    fds: int = 1024
+    pids: int = CREATE["pids"].default
+    fds: int = CREATE["fds"].default
     """Open files of each process."""
-    disk: int = 2 * GIB
+    disk: int = CREATE["disk"].default
     """Bytes of `/workspace`."""
-    inodes: int = 131072
+    inodes: int = CREATE["inodes"].default
     """Files and directories of `/workspace`."""
-    connections: int = 1024
+    connections: int = CREATE["connections"].default
     """Out of the environment, at once."""
-    traffic: int = 100 * GIB
+    traffic: int = CREATE["traffic"].default
     """Bytes that are sent and received over its network, as long as it lives."""
 
     @property
@@ -103,54 +118,27 @@ class Limits:
 
     def changed(self, raw: dict[str, Any]) -> Limits:
         """These, but for a caller's values; None leaves one as it is. Raises InvalidRequest."""
-        names = {f.name for f in fields(self)}
-        unknown = sorted(set(raw) - names)
+        unknown = sorted(raw.keys() - _LIMITS.keys())
         if unknown:
             raise InvalidRequest(
-                f"unknown limit: {', '.join(unknown)}", hint=f"known: {', '.join(sorted(names))}"
+                f"unknown limit: {', '.join(unknown)}", hint=f"known: {', '.join(sorted(_LIMITS))}"
             )
-        given = {name: value for name, value in raw.items() if value is not None}
-        out: dict[str, Any] = {}
-        if "cpus" in given:
-            cpus = given["cpus"]
-            if isinstance(cpus, bool) or not isinstance(cpus, int | float) or not 0.01 <= cpus <= 1024:
-                raise InvalidRequest(f"cpus must be between 0.01 and 1024 cores, not {cpus!r}")
-            out["cpus"] = float(cpus)
-        if "memory" in given:
-            out["memory"] = parse_size(given["memory"], "memory")
-            if out["memory"] < 16 * MIB:
-                raise InvalidRequest(
-                    "memory must be at least 16m", hint="a Python interpreter needs about 16 MiB"
-                )
-        if "disk" in given:
-            out["disk"] = parse_size(given["disk"], "disk")
-            if out["disk"] < MIB:
-                raise InvalidRequest("disk must be at least 1m")
-        if "pids" in given:
-            out["pids"] = _whole(given["pids"], "pids", 8, 1 << 22)
-        if "fds" in given:
-            out["fds"] = _whole(given["fds"], "fds", 16, 1 << 20)
-        if "inodes" in given:
-            out["inodes"] = _whole(given["inodes"], "inodes", 16, 1 << 26)
-        if "connections" in given:
-            out["connections"] = _whole(given["connections"], "connections", 1, 1 << 16)
-        if "traffic" in given:
-            out["traffic"] = parse_size(given["traffic"], "traffic")
-        return replace(self, **out)
+        given = {name: check(_LIMITS[name], value) for name, value in raw.items() if value is not None}
+        return replace(self, **given)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """What is allowed. The defaults are the safe ones; anything weaker is asked for by name."""
 
-    isolation: str = "namespace"
-    profile: str = "default"
+    isolation: str = CREATE["isolation"].default
+    profile: str = CREATE["profile"].default
     """The system call profile: `default`, `strict`, `debug` or `filters`."""
-    network: str = "none"
+    network: str = CREATE["network"].default
     """`none`: loopback alone; `allowlist`: what `allow` names; `public`: every public address. Never internal ones."""
     allow: tuple[str, ...] = ()
     """Rules of an allowlist: names, ranges of addresses, presets; see `skerry.egress.rules`."""
-    workspace: str = "auto"
+    workspace: str = CREATE["workspace"].default
     """`disk`, `memory`, or `auto`: disk where its limits can be enforced, else memory."""
     limits: Limits = field(default_factory=Limits)
 
@@ -158,10 +146,6 @@ class Policy:
         return {name: getattr(self, name) for name in self.__slots__} | {"limits": self.limits.to_dict()}
 
     def __post_init__(self) -> None:
-        for what, value, known in (
-            ("isolation", self.isolation, ISOLATIONS),
-            ("network", self.network, NETWORKS),
-            ("workspace", self.workspace, WORKSPACES),
-        ):
-            if value not in known:
-                raise InvalidRequest(f"unknown {what} {value!r}", hint=f"known: {', '.join(known)}")
+        for name, known in _CHOICES:
+            if (value := getattr(self, name)) not in known:
+                raise InvalidRequest(f"unknown {name} {value!r}", hint=f"known: {', '.join(known)}")

@@ -46,7 +46,7 @@ def test_a_timeout_is_told(cli: Cli) -> None:
 def test_output_that_was_cut_is_told(cli: Cli) -> None:
     code, out, err = cli("code", "run", "-l", "bash", "-", input=b"head -c 2000000 /dev/zero")
     assert (code, len(out)) == (0, 1 << 20)
-    assert err == b"skerry: the output was cut: it is longer than 1 MiB\n"
+    assert err == b"skerry: output truncated to 1 MiB per stream\n"
 
 
 def test_the_languages(cli: Cli) -> None:

@@ -57,7 +57,7 @@ def test_limits(cli: Cli) -> None:
         (["net", "deny", "ENV", "example.net"], "in it: example.com"),
         (["net", "set", "ENV", "everything"], "none, allowlist, public"),
         (["net", "allow", "ENV"], "RULE is missing"),
-        (["net", "set", "ENV"], "nothing is to be changed"),
+        (["net", "set", "ENV"], "nothing to change"),
         (["net", "set", "ENV", "--connections", "0"], "connections must be between 1 and 65536"),
         (["create", "--traffic", "much"], "'much' is not a size"),
         (["create", "--network", "public", "--allow", "example.com"], "allowlist"),

@@ -49,7 +49,7 @@ def test_code_that_fails_has_an_exit_code(cli: Cli, environment: str) -> None:
     code, _, words = ran("-c", "import os; os._exit(0)")
     assert (code, "ended with exit code 0" in words) == (1, True)
     code, out, words = ran("-c", "2 + 2")
-    assert (code, out, "begins anew" in words) == (0, "4\n", True)
+    assert (code, out, "is restarted without its state" in words) == (0, "4\n", True)
     assert cli("session", "rm", environment, "nothing")[0] == 2
 
 

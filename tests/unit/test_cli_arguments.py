@@ -68,10 +68,10 @@ def test_ways_to_write_options() -> None:
     ("verb", "words", "message"),
     [
         ("cp", ["a"], "TARGET is missing"),
-        ("cp", ["a", "b", "c"], "'c' is too much"),
+        ("cp", ["a", "b", "c"], "unexpected argument 'c'"),
         ("image rm", [], "NAME is missing"),
-        ("run", ["--mem", "1g"], "no option --mem"),
-        ("run", ["-ix"], "no option -x"),
+        ("run", ["--mem", "1g"], "unknown option --mem"),
+        ("run", ["-ix"], "unknown option -x"),
         ("run", ["--cpus=many"], "--cpus takes NUMBER, not 'many'"),
     ],
 )
@@ -526,3 +526,16 @@ def test_a_daemon_that_hangs_up(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(hang_up):
         assert main(["ls"]) == 125
     assert "the daemon closed the connection" in capsys.readouterr().err
+
+
+def test_home_that_is_too_long_for_a_socket_is_a_mistake_of_the_caller(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for length in (96, 105, 300):
+        home = str(tmp_path).ljust(length, "x")
+        monkeypatch.setenv("SKERRY_HOME", home)
+        assert main(["ls"]) == 2
+        message, hint = capsys.readouterr().err.splitlines()
+        assert message.startswith("skerry: socket path too long") and home in message
+        assert hint == "hint: set SKERRY_HOME to a shorter path"
+        assert not os.path.exists(home)

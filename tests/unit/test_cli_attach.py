@@ -316,7 +316,7 @@ def test_an_environment_that_cannot_be_removed_is_named() -> None:
 
     with serving(every_request(answer, "/attach", attach)):
         code, _, err = finish(start("run", "x"))
-    assert (code, err) == (5, b"skerry: environment abc123abc123 was not removed: device busy\n")
+    assert (code, err) == (5, b"skerry: environment abc123abc123 was not deleted: device busy\n")
 
 
 def test_a_detached_execution_is_only_started() -> None:

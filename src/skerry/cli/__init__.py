@@ -1,9 +1,9 @@
 """The `skerry` command: finds the verb, parses its options, runs it, and turns errors into exit codes.
 
-Exit codes: the command's own; 124 after its time limit; 128+n after signal n (137: killed, out of memory
-included); 126 and 127 as shells use them; 2 for a mistake in the call; 125 when Skerry itself failed.
+Exit codes: that of the command; 124 after its timeout; 128+n after signal n (137: killed, also when out of
+memory); 126 and 127 as in shells; 2 for a wrong command line or request; 125 when Skerry itself failed.
 
-Every start pays for what is imported here and by the verb, so a verb's module is loaded only when it is used.
+A verb's module is imported only when it is used: every start pays for what it imports.
 """
 
 from __future__ import annotations
@@ -22,58 +22,58 @@ if TYPE_CHECKING:
     from skerry.cli.parser import Verb
 
 VERBS = {
-    "run": ("run", "Run a command in a fresh environment and remove it afterwards"),
+    "run": ("run", "Run a command in a new environment and delete it afterwards"),
     "code run": ("code", "Run a program once, in an environment of its own"),
-    "languages": ("code", "List the languages that programs can be written in"),
+    "languages": ("code", "List the languages of code run"),
     "create": ("environments", "Create an environment and print its id"),
     "exec": ("run", "Run a command in an environment"),
-    "shell": ("run", "Open a terminal in an environment, or in a throw-away one"),
+    "shell": ("run", "Open a terminal in an environment, or in a temporary one"),
     "ls": ("environments", "List environments"),
-    "info": ("environments", "Show what an environment is, uses and enforces"),
+    "info": ("environments", "Show the state, usage and enforced limits of an environment"),
     "cp": ("copy", "Copy files and directories into and out of an environment"),
     "logs": ("logs", "Show the recent output of an environment"),
     "rm": ("environments", "Delete environments"),
     "session run": ("sessions", "Run code in an interpreter that keeps its state"),
     "session ls": ("sessions", "List the sessions of an environment"),
     "session rm": ("sessions", "Close sessions"),
-    "net show": ("network", "Show what an environment may reach, and what it was refused"),
-    "net allow": ("network", "Let an environment reach something"),
-    "net deny": ("network", "Do not let it any more"),
-    "net set": ("network", "Change the kind of its network"),
+    "net show": ("network", "Show the network rules, traffic and denied connections of an environment"),
+    "net allow": ("network", "Add rules to the allowlist of an environment"),
+    "net deny": ("network", "Remove rules from the allowlist of an environment"),
+    "net set": ("network", "Change the kind or limits of an environment's network"),
     "image ls": ("images", "List images"),
     "image build": ("images", "Build an image from its definition"),
-    "image import": ("images", "Make an image from an archive"),
+    "image import": ("images", "Create an image from an archive"),
     "image inspect": ("images", "Show an image"),
     "image rm": ("images", "Delete images"),
-    "pool stats": ("pools", "Show how many environments are ready before anybody asks"),
-    "pool warmup": ("pools", "Have so many ready"),
-    "pool shrink": ("pools", "Keep fewer ready"),
+    "pool stats": ("pools", "Show the pools and their ready environments"),
+    "pool warmup": ("pools", "Warm a pool up to a number of environments"),
+    "pool shrink": ("pools", "Shrink a pool to a number of environments"),
     "pool health": ("pools", "Check that a pool can start environments"),
-    "context ls": ("contexts", "List the daemons that have a name here"),
-    "context add": ("contexts", "Give a daemon elsewhere a name"),
-    "context use": ("contexts", "Choose the daemon that commands talk to"),
-    "context show": ("contexts", "Show the daemon that commands talk to"),
-    "context rm": ("contexts", "Forget named daemons"),
-    "token create": ("tenants", "Make a token that lets others in"),
+    "context ls": ("contexts", "List the contexts: named daemons"),
+    "context add": ("contexts", "Add a context for a remote daemon"),
+    "context use": ("contexts", "Choose the daemon that commands use"),
+    "context show": ("contexts", "Show the daemon that commands use"),
+    "context rm": ("contexts", "Remove contexts"),
+    "token create": ("tenants", "Create an access token"),
     "token ls": ("tenants", "List tokens"),
-    "token revoke": ("tenants", "Revoke tokens, and cut what is under way with them"),
-    "quota show": ("tenants", "Show what a tenant may have, and has"),
-    "quota set": ("tenants", "Set what a tenant may have"),
-    "audit tail": ("audit", "Show the last rows of the audit"),
-    "audit search": ("audit", "Find rows of the audit"),
-    "audit export": ("audit", "Print the whole audit, one JSON object a line"),
-    "audit verify": ("audit", "Check that no row of the audit was changed, removed or moved"),
-    "audit prune": ("audit", "Remove the oldest rows of the audit"),
-    "tools schema": ("tools", "Print the tools in the format of a model's API"),
-    "mcp": ("tools", "Serve the tools by the Model Context Protocol"),
-    "doctor": ("service", "Check what the daemon's machine can do, and what to fix"),
+    "token revoke": ("tenants", "Revoke tokens and close their open requests"),
+    "quota show": ("tenants", "Show the quota and usage of a tenant"),
+    "quota set": ("tenants", "Set the quota of a tenant"),
+    "audit tail": ("audit", "Show the last rows of the audit log"),
+    "audit search": ("audit", "Search the audit log"),
+    "audit export": ("audit", "Print the audit log, one JSON object per line"),
+    "audit verify": ("audit", "Verify that no row of the audit log was changed, removed or moved"),
+    "audit prune": ("audit", "Remove the oldest rows of the audit log"),
+    "tools schema": ("tools", "Print the tool definitions in the format of a model API"),
+    "mcp": ("tools", "Serve the tools over the Model Context Protocol"),
+    "doctor": ("service", "Check what the daemon's machine supports, and how to fix it"),
     "serve": ("service", "Run the daemon in the foreground"),
     "stop": ("service", "Stop the daemon"),
     "version": ("service", "Show the versions of this program and of the daemon"),
     "completion": ("completion", "Print the completion script of a shell"),
     "__complete": ("completion", ""),
 }
-"""Verb: the module it is in, and what `skerry --help` says of it. Hidden without words."""
+"""Verb: its module, and its line in `skerry --help`, which hides verbs without one."""
 
 USAGE = "skerry [--context NAME] [--tenant NAME] VERB [OPTIONS] [ARGUMENTS]"
 
@@ -84,10 +84,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        code = _nobody_reads()
+        code = _output_closed()
     if argv is None:
         sys.stderr.flush()
-        os._exit(code)  # taking the interpreter apart would be another 2 ms
+        os._exit(code)  # tearing the interpreter down takes another 2 ms
     return code
 
 
@@ -100,7 +100,7 @@ def _run(words: list[str]) -> int:
         show_error(error, _wants_json(words, args))
         return error.exit_code
     except BrokenPipeError:
-        return _nobody_reads()
+        return _output_closed()
     except OSError as error:  # a local file: everything about the daemon is a SkerryError
         mistake = InvalidRequest(f"{error.filename or 'input/output'}: {error.strerror or error}")
         show_error(mistake, _wants_json(words, args))
@@ -111,8 +111,8 @@ def _run(words: list[str]) -> int:
         return int(leaving.code or 0)
 
 
-def _nobody_reads() -> int:
-    """Whoever read our output has left: no reason to complain, now or when what is buffered gets flushed."""
+def _output_closed() -> int:
+    """The reader of our output is gone: ends silently, also when buffered output is flushed."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 128 + 13
 
@@ -122,7 +122,7 @@ def _wants_json(words: list[str], args: SimpleNamespace | None) -> bool:
 
 
 def _parse(words: list[str]) -> tuple[Verb, SimpleNamespace]:
-    """The verb and its arguments. Raises InvalidRequest; SystemExit after having printed help."""
+    """The verb and its arguments. Raises InvalidRequest, and SystemExit after printing help."""
     words = _take_globals(words)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
@@ -135,8 +135,7 @@ def _parse(words: list[str]) -> tuple[Verb, SimpleNamespace]:
 
 
 def _take_globals(words: list[str]) -> list[str]:
-    """The words behind `--context NAME` and `--tenant NAME`, which from here on count more than what the environment
-    says."""
+    """Apply `--context NAME` and `--tenant NAME`, which override the environment; returns the words after them."""
     while words:
         option, equals, name = words[0].partition("=")
         if option not in ("--context", "--tenant"):
@@ -164,7 +163,7 @@ def load(name: str) -> Verb:
 
 
 def _find(words: list[str]) -> tuple[str, list[str]]:
-    """The verb that the words begin with, and the other words. Raises InvalidRequest."""
+    """The verb at the start of the words, and the words after it. Raises InvalidRequest."""
     if words[0] in VERBS:
         return words[0], words[1:]
     group = [name for name in VERBS if name.startswith(f"{words[0]} ")]
@@ -174,11 +173,11 @@ def _find(words: list[str]) -> tuple[str, list[str]]:
     name = " ".join(words[:2]) if group else words[0]
     if name in VERBS:
         return name, words[2:]
-    raise InvalidRequest(f"skerry has no verb {name!r}", hint=suggest(name, VERBS) or "see skerry --help")
+    raise InvalidRequest(f"unknown verb {name!r}", hint=suggest(name, VERBS) or "see skerry --help")
 
 
 def _help(group: str) -> str:
-    """What `skerry --help` prints, or the part of it that is about one group of verbs."""
+    """The text of `skerry --help`, or its part for one group of verbs."""
     rows = [(name, words) for name, (_, words) in VERBS.items() if words and group in ("", name.split()[0])]
     width = max((len(name) for name, _ in rows), default=0)
     lines = [f"  {name:{width}}  {words}" for name, words in rows]
@@ -186,10 +185,10 @@ def _help(group: str) -> str:
         [
             f"usage: {USAGE}",
             "",
-            "Isolated environments for code that you did not write.",
+            "Isolated environments for untrusted code.",
             "",
             *lines,
             "",
-            "skerry VERB --help says more. Example: skerry run -- python3 -c 'print(6*7)'",
+            "Details: skerry VERB --help. Example: skerry run -- python3 -c 'print(6*7)'",
         ]
     )

@@ -1,7 +1,7 @@
-"""One command, attached to this terminal or these pipes.
+"""Runs one command, attached to this terminal or these pipes.
 
-A single loop waits for stdin, the daemon and signals, and never blocks on sending: a command that is stuck
-because we do not read it must not keep us from reading it.
+One loop polls stdin, the daemon and signals, and never blocks on sending: otherwise a command that waits for its output
+to be read would deadlock with us.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ if TYPE_CHECKING:
 
 _READ = 64 << 10
 _QUEUED_MAX = 256 << 10
-"""Bytes for the daemon that may wait here before stdin is no longer read."""
+"""Bytes queued for the daemon above which stdin is not read."""
 
 
 class Stopped(BaseException):
-    """A signal that ends us: everything is to be cleaned up and left."""
+    """A signal asked this process to clean up and exit."""
 
     def __init__(self, code: int) -> None:
         self.code = code
 
 
 class Signals:
-    """Signals as events. In the block, Ctrl-C and friends interrupt nothing half done.
+    """Turns signals into events inside the block.
 
-    The first SIGINT is for the command; the second, or SIGTERM or SIGHUP, raises Stopped, though only where
-    `stoppable` says that it may be raised. Leaving the block with Stopped exits with its code. A third SIGINT
-    is a KeyboardInterrupt anywhere, for whoever has no patience.
+    The first SIGINT is passed to the command; the second, or SIGTERM or SIGHUP, raises Stopped where `stoppable` allows
+    it. Leaving the block with Stopped exits with its code. A third SIGINT raises KeyboardInterrupt anywhere.
     """
 
     def __init__(self) -> None:
@@ -56,7 +55,7 @@ class Signals:
     def __enter__(self) -> Self:
         self._old_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH):
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup and background jobs mean it
+            if signal.getsignal(number) != signal.SIG_IGN:  # keep it ignored: nohup, background jobs
                 self._old[number] = signal.signal(number, self._arrived)
         return self
 
@@ -84,7 +83,7 @@ class Signals:
             self.check()
 
     def check(self) -> None:
-        """Raise Stopped when a signal has asked for it."""
+        """Raises Stopped if a signal has asked for it."""
         if self._stop:
             self.stoppable = False
             raise Stopped(self._stop)
@@ -112,7 +111,7 @@ def attach(
     try:
         if tty and stdin:
             terminal.make_raw()
-        # Two blocks: a signal may still raise as the inner one is left; the terminal is restored even then.
+        # Two blocks: a signal may raise while the inner one is left, and the terminal is restored even then.
         try:
             signals.stoppable = True
             signals.check()
@@ -133,7 +132,7 @@ class _Attachment:
         self._tty = tty
         self._stdin = stdin
         self._out = bytearray()
-        """As it goes over the socket: encrypted already, if it is to be."""
+        """Bytes for the socket, already encrypted if TLS is used."""
         self._interrupted = False
         self._started = False
         self._result: dict[str, Any] | None = None
@@ -166,7 +165,7 @@ class _Attachment:
                 self._receive()
 
     def _wants_stdin(self) -> bool:
-        """Not before the command runs: what is read too early is lost when it cannot start."""
+        """False until the command runs: input read earlier would be lost if it cannot start."""
         return self._stdin and self._started and len(self._out) < _QUEUED_MAX
 
     def _read_stdin(self) -> None:
@@ -194,7 +193,7 @@ class _Attachment:
         except BlockingIOError:
             pass
         except ConnectionError:
-            self._out.clear()  # reading will tell why
+            self._out.clear()  # the next read reports why
 
     def _receive(self) -> None:
         try:
@@ -226,9 +225,9 @@ class _Attachment:
             elif kind == "error":
                 raise from_dict(event["error"])
         except (ValueError, TypeError, KeyError) as error:
-            raise Malformed(f"the daemon sent a message that makes no sense: {payload[:80]!r}") from error
+            raise Malformed(f"invalid message from the daemon: {payload[:80]!r}") from error
         self._started = True
-        self._handle_signals()  # one that was there before the command ran would wait for the next event
+        self._handle_signals()  # a signal from before the start would otherwise wait for the next event
 
 
 def _write(fd: int, data: memoryview) -> None:
@@ -248,7 +247,7 @@ def _size() -> tuple[int, int]:
 
 
 class _Terminal:
-    """The terminal on stdin: raw, it hands every key through."""
+    """The terminal on stdin, in raw mode: every key is passed on."""
 
     def __init__(self) -> None:
         self._old: list[Any] | None = None
@@ -258,7 +257,7 @@ class _Terminal:
         import tty
 
         self._old = termios.tcgetattr(0)
-        tty.setraw(0, termios.TCSANOW)  # the default would throw away what has been typed ahead
+        tty.setraw(0, termios.TCSANOW)  # the default mode discards typeahead
 
     def restore(self) -> None:
         if self._old is not None:

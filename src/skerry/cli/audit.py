@@ -1,4 +1,4 @@
-"""`audit`: what was done, by whom, and whether all of it is still there."""
+"""`audit`: read, verify and prune the audit log."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from skerry.cli.parser import Parser
 
 BROKEN = 1
-"""The exit code when the audit does not hold."""
+"""The exit code when verification fails."""
 
 
 def _tail_arguments(parser: Parser) -> None:
-    parser.option("-n", "--lines", takes="NUMBER", convert=int, help="how many rows (default: 20)")
-    parser.option("-f", "--follow", help="stay for what is still to come")
+    parser.option("-n", "--lines", takes="NUMBER", convert=int, help="number of rows (default: 20)")
+    parser.option("-f", "--follow", help="keep printing new rows")
     add_json(parser)
 
 
@@ -37,13 +37,13 @@ def _tail(args: SimpleNamespace) -> int:
 def _search_arguments(parser: Parser) -> None:
     parser.option("--kind", takes="KIND", help="intent, result, denial or lifecycle")
     parser.option("--action", takes="ACTION", help="e.g. execution, file.write, environment.create")
-    parser.option("--environment", takes="ENV", help="only in the environment with this id")
-    parser.option("--token", takes="TOKEN", help="only with the token of this id")
-    parser.option("--request", takes="ID", help="only of this request")
-    parser.option("--trace", takes="ID", help="only of this trace")
+    parser.option("--environment", takes="ENV", help="only of the environment with this id")
+    parser.option("--token", takes="TOKEN", help="only of the token with this id")
+    parser.option("--request", takes="ID", help="only of the request with this id")
+    parser.option("--trace", takes="ID", help="only of the trace with this id")
     parser.option("--outcome", takes="OUTCOME", help="e.g. failed, timed_out, denied")
     parser.option("--since", takes="TIME", help="e.g. 2026-01-31 or 2026-01-31T12:00:00+01:00")
-    parser.option("--until", takes="TIME", help="up to then")
+    parser.option("--until", takes="TIME", help="up to this time")
     add_json(parser)
 
 
@@ -61,7 +61,7 @@ def _unix(text: str | None) -> int | None:
     try:
         return int(datetime.fromisoformat(text).timestamp())
     except ValueError:
-        raise InvalidRequest(f"{text!r} is not a time", hint="write it like 2026-01-31T12:00:00") from None
+        raise InvalidRequest(f"{text!r} is not a time", hint="use ISO 8601: 2026-01-31T12:00:00") from None
 
 
 def _export_arguments(parser: Parser) -> None:
@@ -96,8 +96,8 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _verify_arguments(parser: Parser) -> None:
-    parser.option("--seq", takes="SEQ", convert=int, help="of a row that was written down elsewhere")
-    parser.option("--hash", takes="HASH", help="of the same row")
+    parser.option("--seq", takes="SEQ", convert=int, help="number of a row recorded earlier")
+    parser.option("--hash", takes="HASH", help="hash of the same row")
     add_json(parser)
 
 
@@ -126,52 +126,52 @@ def _prune_arguments(parser: Parser) -> None:
 def _prune(args: SimpleNamespace) -> int:
     before = _unix(args.before)
     if before is None:
-        raise InvalidRequest("--before is needed", hint="skerry audit prune --before 2026-01-31")
+        raise InvalidRequest("--before is missing", hint="skerry audit prune --before 2026-01-31")
     pruned = Client().prune_audit(before)
     if args.json:
         show_json(pruned)
         return 0
     kept = (
-        f"; row {pruned['unfinished']} and those after it stay: it has no result"
+        f"; row {pruned['unfinished']} and later rows stay, because it has no result yet"
         if pruned["unfinished"]
         else ""
     )
-    say(f"{pruned['removed']} rows removed, {pruned['seq']} in all{kept}")
+    say(f"{pruned['removed']} rows removed, {pruned['seq']} in total{kept}")
     return 0
 
 
 VERBS = {
     "audit tail": Verb(
         "skerry audit tail [-f] [-n NUMBER] [--json]",
-        "Show the last rows of the audit.",
+        "Show the last rows of the audit log.",
         "skerry audit tail -f",
         _tail_arguments,
         _tail,
     ),
     "audit search": Verb(
         "skerry audit search [OPTIONS]",
-        "Find rows of the audit, the oldest first.",
+        "Search the audit log; the oldest row comes first.",
         "skerry audit search --action execution --outcome failed --since 2026-01-31",
         _search_arguments,
         _search,
     ),
     "audit export": Verb(
         "skerry audit export [--after SEQ]",
-        "Print the audit, the oldest row first, one JSON object a line.",
+        "Print the audit log, oldest row first, one JSON object per line.",
         "skerry audit export > audit.ndjson",
         _export_arguments,
         _export,
     ),
     "audit verify": Verb(
         "skerry audit verify [--seq SEQ --hash HASH] [--json]",
-        "Check that no row was changed, removed or moved (else exit code 1); print number and hash of the last.",
+        "Verify that no row was changed, removed or moved (else exit code 1); print number and hash of the last row.",
         "skerry audit verify --seq 17 --hash 5feceb66ffc8...",
         _verify_arguments,
         _verify,
     ),
     "audit prune": Verb(
         "skerry audit prune --before TIME [--json]",
-        "Remove rows of the audit that are older. What stays can still be verified.",
+        "Remove rows of the audit log that are older than TIME. The remaining rows can still be verified.",
         "skerry audit prune --before 2026-01-31",
         _prune_arguments,
         _prune,

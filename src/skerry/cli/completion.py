@@ -1,4 +1,4 @@
-"""`completion`: scripts for shells, and `__complete`, which they ask for what could come next."""
+"""`completion`: scripts for shells, and `__complete`, which the scripts call for candidates."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def _completion_arguments(parser: Parser) -> None:
 
 def _completion(args: SimpleNamespace) -> int:
     if args.shell not in SCRIPTS:
-        raise InvalidRequest(f"there is no completion for {args.shell}", hint=f"known: {', '.join(SCRIPTS)}")
+        raise InvalidRequest(f"no completion for shell {args.shell!r}", hint=f"known: {', '.join(SCRIPTS)}")
     print(SCRIPTS[args.shell], end="")
     return 0
 
 
 def _complete_arguments(parser: Parser) -> None:
-    parser.argument("words", "WORD", "what has been typed so far", count="...")
+    parser.argument("words", "WORD", "the words typed so far", count="...")
 
 
 def _complete(args: SimpleNamespace) -> int:
@@ -62,7 +62,7 @@ def _complete(args: SimpleNamespace) -> int:
 
 
 def candidates(before: list[str], current: str) -> list[str]:
-    """What could stand after these words; the caller picks what begins as the current one does."""
+    """Candidates for the next word; the caller filters them by the beginning of the current one."""
     from skerry.cli import VERBS, load
 
     visible = [name for name, (_, words) in VERBS.items() if words]
@@ -97,7 +97,7 @@ def candidates(before: list[str], current: str) -> list[str]:
 
 
 def _place(parser: Parser, words: list[str]) -> tuple[Argument | None, int]:
-    """The option that still waits for its value, or else how many arguments there have been."""
+    """The option whose value comes next, if any, and the number of arguments so far."""
     waiting: Argument | None = None
     arguments = 0
     for word in words:
@@ -112,7 +112,7 @@ def _place(parser: Parser, words: list[str]) -> tuple[Argument | None, int]:
 
 
 def _named(kind: str) -> list[str]:
-    """Names of this kind that there are. The daemon is not started for this."""
+    """Existing names of this kind. Does not start the daemon."""
     if kind in ("", "shell"):
         return list(SCRIPTS) if kind else []
     if kind == "context":

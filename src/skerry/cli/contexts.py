@@ -1,4 +1,4 @@
-"""`context`: daemons elsewhere, by name."""
+"""`context`: named daemons, remote ones included."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def _add_name(parser: Parser) -> None:
-    parser.argument("name", "NAME", "its name here", completes="context")
+    parser.argument("name", "NAME", "name of a context", completes="context")
 
 
 def _describe(place: Endpoint) -> dict[str, Any]:
-    """What may be shown of it: that there is a token, never which."""
+    """What may be shown of an endpoint: never its token."""
     return {"name": place.name, "url": place.url, "token": bool(place.token), "ca": place.ca}
 
 
@@ -52,15 +52,15 @@ def _ls(args: SimpleNamespace) -> int:
 
 def _add_arguments(parser: Parser) -> None:
     parser.option("--url", takes="URL", help="https://HOST:PORT, http://127.0.0.1:PORT or unix:///PATH")
-    parser.option("--token-file", takes="FILE", help="a file with its token; - for stdin")
-    parser.option("--ca", takes="FILE", help="trust certificates of this CA, and no others")
+    parser.option("--token-file", takes="FILE", help="file with the access token; - for stdin")
+    parser.option("--ca", takes="FILE", help="trust only the CA certificates in this file")
     _add_name(parser)
 
 
 def _add(args: SimpleNamespace) -> int:
     if args.name == DEFAULT or not args.name or any(not (c.isalnum() or c in "-_.") for c in args.name):
         raise InvalidRequest(
-            f"a context cannot have the name {args.name!r}", hint="use letters, digits, - _ ."
+            f"invalid context name {args.name!r}", hint="use letters, digits, - _ . (`default` is reserved)"
         )
     if not args.url:
         raise InvalidRequest("--url is missing", hint="see skerry context add --help")
@@ -108,7 +108,7 @@ def _show(args: SimpleNamespace) -> int:
 
 
 def _rm_arguments(parser: Parser) -> None:
-    parser.argument("names", "NAME", "its name here", count="+", completes="context")
+    parser.argument("names", "NAME", "name of a context", count="+", completes="context")
 
 
 def _rm(args: SimpleNamespace) -> int:
@@ -125,35 +125,35 @@ def _rm(args: SimpleNamespace) -> int:
 VERBS = {
     "context ls": Verb(
         "skerry context ls [--json]",
-        "List the daemons that have a name here. `default` is the one on this machine; * marks the current one.",
+        "List the contexts. `default` is the daemon on this machine; * marks the current context.",
         "skerry context ls",
         add_json,
         _ls,
     ),
     "context add": Verb(
         "skerry context add NAME --url URL [--token-file FILE] [--ca FILE]",
-        "Give a daemon elsewhere a name, or another URL or token to one that has a name.",
+        "Add a context, or replace the URL, token and CA of an existing one.",
         "skerry context add work --url https://build.example.com:7443 --token-file token",
         _add_arguments,
         _add,
     ),
     "context use": Verb(
         "skerry context use NAME",
-        "Choose the daemon that commands talk to, unless SKERRY_URL, SKERRY_CONTEXT or SKERRY_HOME is set.",
+        "Choose the daemon that commands use, unless SKERRY_URL, SKERRY_CONTEXT or SKERRY_HOME is set.",
         "skerry context use work",
         _add_name,
         _use,
     ),
     "context show": Verb(
         "skerry context show [--json]",
-        "Show the daemon that commands talk to now, whatever chose it.",
+        "Show the daemon that commands use now.",
         "skerry --context work context show",
         add_json,
         _show,
     ),
     "context rm": Verb(
         "skerry context rm NAME...",
-        "Forget named daemons, with their tokens. Without the current one, `default` is the current one.",
+        "Remove contexts, with their tokens. Removing the current one makes `default` current.",
         "skerry context rm work",
         _rm_arguments,
         _rm,

@@ -31,14 +31,18 @@ INCOMPLETE = 1
 def _cp_arguments(parser: Parser) -> None:
     parser.argument("source", "SOURCE", "ENV:PATH, or a local path, or -", completes="environment")
     parser.argument("target", "TARGET", "ENV:PATH, or a local path, or -", completes="environment")
-    parser.option("--max-size", takes="SIZE", help="most to copy out, without holes (default: 64g)")
+    parser.option(
+        "--max-size", takes="SIZE", help="maximum size to copy out, holes not counted (default: 64g)"
+    )
     add_json(parser)
 
 
 def _cp(args: SimpleNamespace) -> int:
     source, target = _split(args.source), _split(args.target)
     if (source is None) == (target is None):
-        raise InvalidRequest("one of the two must be in an environment", hint="write ENV:PATH for that one")
+        raise InvalidRequest(
+            "exactly one of SOURCE and TARGET must be in an environment", hint="write it as ENV:PATH"
+        )
     if source is not None:
         most = parse_size(args.max_size) if args.max_size else DOWNLOAD_MAX
         left_out = _download(*source, args.target, most)
@@ -50,7 +54,7 @@ def _cp(args: SimpleNamespace) -> int:
 
 
 def _report(left_out: list[LeftOut], as_json: bool, to_stdout: bool) -> None:
-    """What was left out; beside an archive on stdout, JSON goes to stderr."""
+    """Report what was left out. With --json this goes to stderr if stdout holds the archive."""
     if as_json:
         show_json(
             {"left_out": [each.to_dict() for each in left_out]}, sys.stdout if to_stdout else sys.stderr
@@ -84,7 +88,7 @@ def _download(ref: str, path: str, local: str, most: int) -> list[LeftOut]:
 
 
 def _passed_on(archive: Iterator[bytes], path: str, most: int) -> list[LeftOut]:
-    """Write an archive to stdout; returns what it says was left out."""
+    """Write an archive to stdout; returns what the archive reports as left out."""
     tee = _Tee(archive, path, most)
     tar = TarReader(tee)
     left_out = Notes()
@@ -101,7 +105,7 @@ def _passed_on(archive: Iterator[bytes], path: str, most: int) -> list[LeftOut]:
 
 
 class _Tee:
-    """Bytes of an archive, which are written to stdout as they are read."""
+    """An archive whose bytes are written to stdout as they are read."""
 
     def __init__(self, archive: Iterator[bytes], path: str, most: int) -> None:
         self._archive = archive
@@ -148,10 +152,10 @@ def _stdin() -> Iterator[bytes]:
 VERBS = {
     "cp": Verb(
         "skerry cp [OPTIONS] ENV:PATH TARGET | skerry cp [OPTIONS] SOURCE ENV:PATH",
-        "Copy a file or directory into an environment or out of it. Into a directory that exists it keeps\n"
-        "its name; a source that ends in /. means the content of the directory. With - a tar stream is\n"
-        "read from stdin or written to stdout. Paths inside begin at /workspace. What cannot be copied is left out\n"
-        "and named with the reason; the exit code is then 1.",
+        "Copy a file or directory into or out of an environment. Copied into an existing directory it keeps\n"
+        "its name; a source that ends in /. stands for the directory's contents. - reads a tar stream from\n"
+        "stdin or writes one to stdout. Paths in the environment are relative to /workspace. What cannot be\n"
+        "copied is left out and listed with the reason; the exit code is then 1.",
         "skerry cp ./src web:src",
         _cp_arguments,
         _cp,

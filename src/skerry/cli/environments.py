@@ -1,13 +1,13 @@
-"""`create`, `ls`, `info`, `rm`: environments as such."""
+"""`create`, `ls`, `info`, `rm`: the life of environments."""
 
 from __future__ import annotations
 
 import time
 
 from skerry.cli.options import (
+    add_create_options,
     add_environment,
     add_json,
-    add_limits,
     add_variables,
     environment_request,
     path_of,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def _create_arguments(parser: Parser) -> None:
     add_variables(parser)
-    add_limits(parser)
+    add_create_options(parser)
     add_json(parser)
 
 
@@ -42,11 +42,11 @@ def _create(args: SimpleNamespace) -> int:
 
 
 def _ls_arguments(parser: Parser) -> None:
-    parser.option("-a", "--all", help="also those that ended in the last day")
-    parser.option("--state", takes="STATE", help="only those that are creating, running, deleting or ended")
-    parser.option("--name", takes="NAME", help="only those of this name")
-    parser.option("--image", takes="IMAGE", help="only those of this image", completes="image")
-    parser.option("-q", "--quiet", help="only ids")
+    parser.option("-a", "--all", help="include those that ended in the last day")
+    parser.option("--state", takes="STATE", help="only in this state: creating, running, deleting or ended")
+    parser.option("--name", takes="NAME", help="only with this name")
+    parser.option("--image", takes="IMAGE", help="only with this image", completes="image")
+    parser.option("-q", "--quiet", help="print only ids")
     add_json(parser)
 
 
@@ -79,7 +79,7 @@ def _ls(args: SimpleNamespace) -> int:
 
 
 def list_all(transport: Transport, query: Query) -> list[Any]:
-    """The environments of every page."""
+    """All environments, page by page."""
     found: list[Any] = []
     while True:
         answer = transport.call("GET", "/environments", query=query)
@@ -119,16 +119,16 @@ def _value(key: str, value: Any) -> str:
 
 
 def _rm_arguments(parser: Parser) -> None:
-    parser.option("-f", "--force", help="say nothing about those that do not exist")
+    parser.option("-f", "--force", help="ignore environments that do not exist")
     parser.option("--all", help="delete every environment")
     parser.argument("environments", "ENV", "ids or names", count="*", completes="environment")
     add_json(parser)
 
 
 def _rm(args: SimpleNamespace) -> int:
-    """Deletes what it can; the exit code tells of the last one that failed."""
+    """Deletes all it can; the exit code is that of the last failure."""
     if bool(args.environments) == args.all:
-        raise InvalidRequest("name the environments, or say --all")
+        raise InvalidRequest("give environments or --all, not both")
     transport, code = Transport(), 0
     refs = args.environments
     if args.all:
@@ -154,7 +154,7 @@ def _rm(args: SimpleNamespace) -> int:
 VERBS = {
     "create": Verb(
         "skerry create [OPTIONS]",
-        "Create an environment and print its id. It lives until rm, or until its lifetime or idle time ends.",
+        "Create an environment and print its id. It ends with skerry rm, or when its lifetime or idle time is over.",
         "skerry create --name web --memory 1g --lifetime 3600",
         _create_arguments,
         _create,
@@ -162,14 +162,14 @@ VERBS = {
     "ls": Verb("skerry ls [OPTIONS]", "List environments.", "skerry ls -q", _ls_arguments, _ls),
     "info": Verb(
         "skerry info [--json] ENV",
-        "Show what an environment is, what it uses, and which limits the kernel really enforces.",
+        "Show the state and usage of an environment, and the limits that the kernel enforces.",
         "skerry info web",
         _info_arguments,
         _info,
     ),
     "rm": Verb(
         "skerry rm [OPTIONS] ENV... | --all",
-        "Delete environments, with everything that runs in them.",
+        "Delete environments, with their files and processes.",
         "skerry rm web 3fk",
         _rm_arguments,
         _rm,

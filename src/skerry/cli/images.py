@@ -1,4 +1,4 @@
-"""`image …`: what environments are made from."""
+"""`image`: the root filesystems of environments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _ls_arguments(parser: Parser) -> None:
-    parser.option("-q", "--quiet", help="only names")
+    parser.option("-q", "--quiet", help="print only names")
     add_json(parser)
 
 
@@ -75,7 +75,7 @@ def _build(args: SimpleNamespace) -> int:
 
 def _import_arguments(parser: Parser) -> None:
     parser.argument("archive", "ARCHIVE", "a root filesystem tar, an OCI layout, or a docker save archive")
-    parser.argument("name", "NAME", "what to call it")
+    parser.argument("name", "NAME", "name for the image")
     add_json(parser)
 
 
@@ -117,7 +117,7 @@ def _rm(args: SimpleNamespace) -> int:
 
 
 class _Progress:
-    """How far a build is: a bar on a terminal, else a line for every step."""
+    """The progress of a build: a bar on a terminal, else a line per step."""
 
     def __init__(self) -> None:
         self._bar = os.isatty(2)
@@ -152,14 +152,14 @@ VERBS = {
     ),
     "image import": Verb(
         "skerry image import [--json] ARCHIVE NAME",
-        "Make an image from an archive on this machine.",
+        "Create an image from a local archive.",
         "skerry image import rootfs.tar mine",
         _import_arguments,
         _import,
     ),
     "image inspect": Verb(
         "skerry image inspect NAME",
-        "Show everything about an image, as JSON.",
+        "Show an image as JSON.",
         "skerry image inspect dev",
         _inspect_arguments,
         _inspect,

@@ -1,4 +1,4 @@
-"""`logs`: what ran in an environment said."""
+"""`logs`: the recent output of an environment."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def _logs_arguments(parser: Parser) -> None:
-    parser.option("-f", "--follow", help="stay for what is still to come")
+    parser.option("-f", "--follow", help="keep printing new output")
     add_environment(parser)
-    parser.argument("execution", "EXECUTION", "only of this execution", count="?")
+    parser.argument("execution", "EXECUTION", "only this execution", count="?")
     add_json(parser)
 
 
@@ -43,7 +43,7 @@ def _logs(args: SimpleNamespace) -> int:
 VERBS = {
     "logs": Verb(
         "skerry logs [-f] [--json] ENV [EXECUTION]",
-        "Show the recent output of what ran in an environment: stdout on stdout, stderr on stderr.",
+        "Show the recent output of an environment's commands: their stdout on stdout, their stderr on stderr.",
         "skerry logs -f web",
         _logs_arguments,
         _logs,

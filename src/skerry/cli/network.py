@@ -1,14 +1,15 @@
-"""`net`: what an environment may reach."""
+"""`net`: the network of an environment."""
 
 from __future__ import annotations
 
 import time
 
-from skerry.cli.options import add_environment, add_json, path_of
+from skerry.cli.options import add_environment, add_json, add_parameters, path_of
 from skerry.cli.parser import Verb
 from skerry.cli.terminal import ago, show_json, show_table
 from skerry.client.sync.transport import Transport
 from skerry.errors import InvalidRequest
+from skerry.parameters import CREATE
 from skerry.policy import format_size
 
 TYPE_CHECKING = False
@@ -33,10 +34,7 @@ def _show_arguments(parser: Parser) -> None:
 def _set_arguments(parser: Parser) -> None:
     add_environment(parser)
     parser.argument("network", "KIND", "none, allowlist or public", count="?")
-    parser.option("--connections", takes="NUMBER", convert=int, help="most connections at once")
-    parser.option(
-        "--traffic", takes="SIZE", help="most bytes sent and received, with those that were already"
-    )
+    add_parameters(parser, CREATE["connections"], CREATE["traffic"])
     add_json(parser)
 
 
@@ -51,7 +49,7 @@ def _deny(args: SimpleNamespace) -> int:
 def _set(args: SimpleNamespace) -> int:
     wanted = {"network": args.network, "connections": args.connections, "traffic": args.traffic}
     if all(value is None for value in wanted.values()):
-        raise InvalidRequest("nothing is to be changed", hint="give KIND, --connections or --traffic")
+        raise InvalidRequest("nothing to change", hint="give KIND, --connections or --traffic")
     return _change(args, "PUT", "", wanted)
 
 
@@ -97,21 +95,21 @@ def _show(args: SimpleNamespace) -> int:
 VERBS = {
     "net show": Verb(
         "skerry net show [--json] ENV",
-        "Show what an environment may reach, how much it has sent and received, and what it was refused.",
+        "Show the network of an environment: rules, limits, traffic and denied connections.",
         "skerry net show web",
         _show_arguments,
         _show,
     ),
     "net allow": Verb(
         "skerry net allow ENV RULE...",
-        "Add rules to an environment's allowlist. One that has no network gets an allowlist.",
+        "Add rules to an environment's allowlist. A network of kind none becomes an allowlist.",
         "skerry net allow web api.example.com '*.example.org:443'",
         _change_arguments,
         _allow,
     ),
     "net deny": Verb(
         "skerry net deny ENV RULE...",
-        "Take rules out of an environment's allowlist; connections that were made by them are cut.",
+        "Remove rules from an environment's allowlist and close the connections they allowed.",
         "skerry net deny web api.example.com",
         _change_arguments,
         _deny,

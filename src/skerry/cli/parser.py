@@ -1,7 +1,7 @@
-"""Command lines, read with Docker's habits: where a command follows, options end at the first other word.
+"""Parses command lines as Docker does: in verbs that take a command, options end at the first other word.
 
-argparse would do, but importing it and telling it of thirty options takes a tenth of the time of `skerry run`;
-and it looks for options in the words that belong to the command.
+Not argparse: importing it and declaring thirty options takes a tenth of the time of `skerry run`, and it would look
+for options in the words of the command.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Verb:
-    """One verb: its usage, what it does, an example, its arguments, and the function that runs it."""
+    """One verb: usage, description, example, arguments, and the function that runs it."""
 
     __slots__ = ("arguments", "example", "main", "text", "usage")
 
@@ -41,9 +41,9 @@ class Verb:
 class Argument:
     """An option (its names begin with dashes) or an argument by position.
 
-    `takes` is "" for a flag, else what its value is called. `completes` says what is named by it: `environment`,
-    `image`, `definition` or `context`. `count` says how often a positional argument comes: "1", "?", "*", "+", or
-    "...", which takes all words that follow, whatever they look like.
+    `takes` is the placeholder of its value, "" for a flag. `completes` is what shells complete its value with:
+    `environment`, `image`, `definition` or `context`. `count` is how often a positional argument occurs: "1", "?", "*",
+    "+", or "...", which takes all following words, options included.
     """
 
     __slots__ = ("completes", "convert", "count", "help", "key", "names", "repeated", "takes")
@@ -85,7 +85,7 @@ class Parser:
         self.options: list[Argument] = []
         self.positional: list[Argument] = []
         self.fixed: dict[str, Any] = {}
-        """Values that the verb gives itself, for arguments that it has not."""
+        """Values that the verb sets itself, for arguments that it does not offer."""
         self._by_name: dict[str, Argument] = {}
         verb.arguments(self)
 
@@ -112,7 +112,7 @@ class Parser:
         count: str = "1",
         completes: str = "",
     ) -> None:
-        """Only one that comes once is converted."""
+        """Declare a positional argument. `convert` applies to counts "1" and "?" alone."""
         self.positional.append(Argument((name,), takes, help, convert, False, count, completes))
 
     @property
@@ -124,7 +124,7 @@ class Parser:
         return self._by_name.get(name)
 
     def parse(self, words: list[str]) -> SimpleNamespace:
-        """The values by name. Prints help and raises SystemExit when that is asked for."""
+        """Return the values by name. With --help, prints help and raises SystemExit."""
         values = {argument.key: argument.default for argument in (*self.options, *self.positional)}
         others: list[str] = []
         marked = False
@@ -149,7 +149,7 @@ class Parser:
         return SimpleNamespace(**values, **self.fixed)
 
     def _take_option(self, word: str, todo: list[str], values: dict[str, Any]) -> None:
-        """One option, with its value from the same word or the next. Short ones may stand together: -it."""
+        """Parse one option and its value, from this word or the next. Short options combine: -it."""
         value: str | None
         if word.startswith("--"):
             name, equals, text = word.partition("=")
@@ -158,7 +158,7 @@ class Parser:
             name, value = word[:2], word[2:] or None
         argument = self.find(name)
         if argument is None:
-            raise self._mistake(f"there is no option {name}", suggest(name, self._by_name))
+            raise self._mistake(f"unknown option {name}", suggest(name, self._by_name))
         if not argument.takes:
             if value is not None and word.startswith("--"):
                 raise self._mistake(f"{name} takes no value")
@@ -183,7 +183,7 @@ class Parser:
             raise self._mistake(f"{wanted}, not {value!r}") from None
 
     def _take_positional(self, words: list[str], values: dict[str, Any], marked: bool) -> None:
-        """Spread the words that are no options. `marked`: a `--` came before them, so another is a word."""
+        """Assign the remaining words. `marked`: `--` came before them, so a second `--` is a word."""
         for argument in self.positional:
             if argument.count in ("*", "+", "..."):
                 if argument.count == "..." and words[:1] == ["--"] and not marked:
@@ -193,13 +193,13 @@ class Parser:
                 values[argument.key], words = words, []
             elif words:
                 values[argument.key], words = (
-                    self._convert(argument, f"{argument.takes} is a number", words[0]),
+                    self._convert(argument, f"{argument.takes} must be a number", words[0]),
                     words[1:],
                 )
             elif argument.count == "1":
                 raise self._mistake(f"{argument.takes} is missing")
         if words:
-            raise self._mistake(f"{words[0]!r} is too much")
+            raise self._mistake(f"unexpected argument {words[0]!r}")
 
     def _mistake(self, message: str, hint: str = "") -> InvalidRequest:
         return InvalidRequest(message, hint=hint or f"see skerry {self.name} --help")
@@ -216,7 +216,7 @@ class Parser:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """A hint for a word that is none of the known ones, when one of those is close."""
+    """A hint that names the closest known word, or ""."""
     from difflib import get_close_matches
 
     close = get_close_matches(word, [name for name in known if not name.startswith("__")], n=1)

@@ -1,4 +1,4 @@
-"""`pool`: environments that are ready before anybody asks."""
+"""`pool`: environments that are started before they are requested."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def _shown(found: list[dict[str, Any]], args: SimpleNamespace) -> int:
 
 def _count_arguments(parser: Parser) -> None:
     parser.argument("pool", "POOL", "name of a pool")
-    parser.argument("count", "COUNT", "how many are ready, afterwards", convert=int)
+    parser.argument("count", "COUNT", "number of ready environments", convert=int)
     add_json(parser)
 
 
 def _warmup_arguments(parser: Parser) -> None:
     _count_arguments(parser)
     parser.option(
-        "--maximum", takes="COUNT", convert=int, help="no more than so many ready, being made, or in use"
+        "--maximum", takes="COUNT", convert=int, help="limit of the pool: ready, starting and in use together"
     )
 
 
@@ -94,28 +94,28 @@ def _health(args: SimpleNamespace) -> int:
 VERBS = {
     "pool stats": Verb(
         "skerry pool stats [--json]",
-        "Show how many environments the pools have ready, and how often that helped.",
+        "Show the ready environments of each pool, with hits and misses.",
         "skerry pool stats",
         add_json,
         _stats,
     ),
     "pool warmup": Verb(
         "skerry pool warmup POOL COUNT [OPTIONS]",
-        "Have so many environments ready, now and until the daemon ends.",
+        "Warm the pool up to COUNT environments, and keep that many ready until the daemon stops.",
         "skerry pool warmup default 8",
         _warmup_arguments,
         _warmup,
     ),
     "pool shrink": Verb(
         "skerry pool shrink POOL COUNT [--json]",
-        "Keep no more than so many ready. Environments that came from the pool are not touched.",
+        "Shrink the pool to COUNT ready environments. Environments that are in use stay.",
         "skerry pool shrink default 0",
         _count_arguments,
         _shrink,
     ),
     "pool health": Verb(
         "skerry pool health [POOL...] [--json]",
-        "Start an environment as the pool does, run a program in it and remove it (exit code 1 if that fails).",
+        "Start an environment as the pool does, run a program in it and delete it (exit code 1 if that fails).",
         "skerry pool health",
         _health_arguments,
         _health,

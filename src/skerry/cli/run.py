@@ -7,10 +7,10 @@ import sys
 
 from skerry.cli.attach import Signals, attach
 from skerry.cli.options import (
+    add_create_options,
     add_environment,
     add_json,
-    add_limits,
-    add_secrets,
+    add_parameters,
     add_variables,
     environment_request,
     parse_secrets,
@@ -21,6 +21,7 @@ from skerry.cli.parser import Verb
 from skerry.cli.terminal import clean, say, show_json
 from skerry.client.sync.transport import Transport
 from skerry.errors import InvalidRequest, SkerryError
+from skerry.parameters import EXECUTE, START
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,22 +30,19 @@ if TYPE_CHECKING:
 
     from skerry.cli.parser import Parser
 
-# A run that is killed outright cannot clean up; its environment, idle then, need not stay for long.
+# If this process is killed, it cannot delete its environment: that ends after this idle time instead.
 RUN_IDLE_SECONDS = 60
 SHELL = ["sh", "-c", "command -v bash >/dev/null && exec bash; exec sh"]
 
 
-def _add_place(parser: Parser) -> None:
+def _add_context(parser: Parser) -> None:
+    """Variables, secrets, working directory and user of the command."""
     add_variables(parser)
-    add_secrets(parser)
-    parser.option("-w", "--workdir", takes="DIR", help="directory to run in (default: /workspace)")
-    parser.option("-u", "--user", takes="USER", help="appuser (default) or root")
+    add_parameters(parser, EXECUTE["secrets"], EXECUTE["cwd"], EXECUTE["user"])
 
 
 def _add_streams(parser: Parser) -> None:
-    parser.option("-i", "--interactive", help="pass stdin on (else it is empty)")
-    parser.option("-t", "--tty", help="give the command a terminal")
-    parser.option("--timeout", takes="SECONDS", convert=float, help="kill the command after this long")
+    add_parameters(parser, EXECUTE["stdin"], START["pty"], EXECUTE["timeout"])
     add_json(parser)
 
 
@@ -54,25 +52,27 @@ def _add_command(parser: Parser) -> None:
 
 def _run_arguments(parser: Parser) -> None:
     _add_streams(parser)
-    _add_place(parser)
-    add_limits(parser)
-    parser.option("--rm", help="the default; accepted for habit's sake")
-    parser.option("--keep", help="do not remove the environment afterwards")
+    _add_context(parser)
+    add_create_options(parser)
+    parser.option("--rm", help="delete the environment afterwards (the default)")
+    parser.option("--keep", help="keep the environment afterwards")
     _add_command(parser)
 
 
 def _exec_arguments(parser: Parser) -> None:
     _add_streams(parser)
-    _add_place(parser)
-    parser.option("-d", "--detach", help="start it, print its execution id, and leave it running")
+    _add_context(parser)
+    parser.option("-d", "--detach", help="run in the background and print the execution id")
     add_environment(parser)
     _add_command(parser)
 
 
 def _shell_arguments(parser: Parser) -> None:
-    _add_place(parser)
-    add_limits(parser)
-    parser.argument("environment", "ENV", "none: a throw-away one", count="?", completes="environment")
+    _add_context(parser)
+    add_create_options(parser)
+    parser.argument(
+        "environment", "ENV", "environment (default: a temporary one)", count="?", completes="environment"
+    )
     parser.fixed = {
         "interactive": True,
         "timeout": None,
@@ -86,12 +86,12 @@ def _shell_arguments(parser: Parser) -> None:
 def _argv(args: SimpleNamespace) -> list[str]:
     argv: list[str] = args.command
     if not argv:
-        raise InvalidRequest("no command given", hint="write it at the end: -- python3 -c 'print(1)'")
+        raise InvalidRequest("no command given", hint="put it at the end: -- python3 -c 'print(1)'")
     return argv
 
 
 def _request(args: SimpleNamespace, argv: list[str], variables: dict[str, str]) -> dict[str, Any]:
-    """What the options say about the command."""
+    """The request for this command, without its input and timeout."""
     request: dict[str, Any] = {"argv": argv}
     secrets = parse_secrets(args.secret)
     given = (("cwd", args.workdir), ("user", args.user), ("env", variables), ("secrets", secrets))
@@ -115,7 +115,7 @@ def _run(args: SimpleNamespace) -> int:
             return _command(args, transport, path_of(ref), request, signals)
         finally:
             if args.keep:
-                say(f"environment {ref} is kept; remove it with skerry rm {ref}")
+                say(f"environment {ref} is kept; delete it with skerry rm {ref}")
             else:
                 _delete(transport, ref)
 
@@ -139,7 +139,7 @@ def _shell(args: SimpleNamespace) -> int:
         return _run(args)
     if set(environment_request(args)) - {"env"}:
         raise InvalidRequest(
-            "an environment that exists cannot be given limits", hint="leave out ENV for a new one"
+            "limits and network cannot be set for an existing environment", hint="leave out ENV for a new one"
         )
     return _exec(args)
 
@@ -168,7 +168,7 @@ def _command(
 def _captured(
     args: SimpleNamespace, transport: Transport, path: str, request: dict[str, Any]
 ) -> dict[str, Any]:
-    """With --json the result comes as a whole, its output in it."""
+    """Run with --json: prints the result, with its output in it, at the end."""
     from skerry.models import encode_bytes
 
     if args.interactive:
@@ -183,13 +183,13 @@ def _delete(transport: Transport, ref: str) -> None:
         transport.call("DELETE", path_of(ref))
     except SkerryError as error:
         if error.status != 404:
-            say(f"skerry: environment {ref} was not removed: {error}")
+            say(f"skerry: environment {ref} was not deleted: {error}")
 
 
 VERBS = {
     "run": Verb(
         "skerry run [OPTIONS] [--] COMMAND [ARG...]",
-        "Run a command in a fresh environment, pass its output and exit code on, and remove the environment.",
+        "Run a command in a new environment, with its output and exit code, and delete the environment afterwards.",
         "skerry run --memory 256m -- python3 -c 'print(6*7)'",
         _run_arguments,
         _run,
@@ -203,7 +203,7 @@ VERBS = {
     ),
     "shell": Verb(
         "skerry shell [OPTIONS] [ENV]",
-        "Open a terminal in an environment; without ENV in a new one that is removed at the end.",
+        "Open a terminal in an environment. Without ENV, in a new one that is deleted at the end.",
         "skerry shell --image dev",
         _shell_arguments,
         _shell,

@@ -1,4 +1,4 @@
-"""`doctor`, `serve`, `stop`, `version`: the daemon and the machine."""
+"""`doctor`, `serve`, `stop`, `version`: the daemon and its machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def become(module: str, *arguments: str) -> int:
-    """Turn into another part of Skerry, which this program may not import."""
+    """Replace this process with another part of Skerry, which the CLI may not import."""
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
 
 
@@ -50,12 +50,14 @@ def _serve_arguments(parser: Parser) -> None:
         "--listen",
         takes="HOST:PORT",
         repeated=True,
-        help="serve others too, who need tokens (default: $SKERRY_LISTEN); port 0 for any",
+        help="serve TCP clients that have a token (default: $SKERRY_LISTEN); port 0: any",
     )
-    option("--grpc", takes="HOST:PORT", help="serve gRPC there, with tokens (default: $SKERRY_GRPC)")
-    option("--tls-cert", takes="FILE", help="certificate, with those between it and its CA; in PEM form")
-    option("--tls-key", takes="FILE", help="the key of the certificate, without a password")
-    option("--host-name", takes="NAME", repeated=True, help="a name that clients know this machine by")
+    option("--grpc", takes="HOST:PORT", help="serve gRPC to clients with a token (default: $SKERRY_GRPC)")
+    option(
+        "--tls-cert", takes="FILE", help="certificate in PEM form, followed by its intermediate certificates"
+    )
+    option("--tls-key", takes="FILE", help="private key of the certificate, without a password")
+    option("--host-name", takes="NAME", repeated=True, help="host name that clients use for this machine")
 
 
 def _serve(args: SimpleNamespace) -> int:
@@ -68,7 +70,7 @@ def _serve(args: SimpleNamespace) -> int:
 
 
 def _stop_arguments(parser: Parser) -> None:
-    parser.option("-f", "--force", help="delete the environments that still live")
+    parser.option("-f", "--force", help="delete running environments first")
 
 
 def _stop(args: SimpleNamespace) -> int:
@@ -103,30 +105,30 @@ def _version(args: SimpleNamespace) -> int:
 VERBS = {
     "doctor": Verb(
         "skerry doctor [--json]",
-        "Try out what isolation needs on the daemon's machine, and say how to fix what does not work.",
+        "Check what isolation needs on the daemon's machine, and how to fix what is missing.",
         "skerry doctor",
         _doctor_arguments,
         _doctor,
     ),
     "serve": Verb(
         "skerry serve [OPTIONS]",
-        "Run the daemon in the foreground. Without this, the first command starts it in the background.\n"
-        "With --listen it serves others too, by TCP: they need a token (skerry token create), and TLS unless\n"
-        "the address is of this machine alone.",
+        "Run the daemon in the foreground. Otherwise the first command starts it in the background.\n"
+        "With --listen it also serves TCP clients: they need a token (skerry token create), and TLS unless\n"
+        "the address is a loopback address.",
         "skerry serve --listen 0.0.0.0:7443 --tls-cert cert.pem --tls-key key.pem --host-name box.example",
         _serve_arguments,
         _serve,
     ),
     "stop": Verb(
         "skerry stop [--force]",
-        "Stop the daemon. Refused while environments live, unless forced.",
+        "Stop the daemon. Refused while environments are running, unless forced.",
         "skerry stop",
         _stop_arguments,
         _stop,
     ),
     "version": Verb(
         "skerry version [--json]",
-        "Show the versions of this program and of the daemon, if one runs.",
+        "Show the versions of this program and of the running daemon.",
         "skerry version",
         add_json,
         _version,

@@ -1,16 +1,17 @@
-"""`session run|ls|rm`: code in an interpreter that keeps its state."""
+"""`session run|ls|rm`: interpreters that keep their state between calls."""
 
 from __future__ import annotations
 
 import sys
 import time
 
-from skerry.cli.options import add_environment, add_json, path_of
+from skerry.cli.options import add_environment, add_json, add_parameters, path_of
 from skerry.cli.parser import Verb
 from skerry.cli.terminal import Sink, ago, clean_text, say, show_json, show_table
 from skerry.client.http1 import quote
 from skerry.client.sync.transport import Transport
 from skerry.models import decode_bytes
+from skerry.parameters import SESSION, SESSION_CALL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,15 +21,9 @@ if TYPE_CHECKING:
 
 
 def _run_arguments(parser: Parser) -> None:
-    parser.option("-l", "--language", takes="NAME", help="python (default), nodejs or bash")
-    parser.option(
-        "-s", "--session", takes="ID", help="which session; it is opened if it is not there (default: main)"
+    add_parameters(
+        parser, *(row for row in (*SESSION.values(), *SESSION_CALL.values()) if "cli" in row.where)
     )
-    parser.option("-c", "--code", takes="CODE", help="the code (default: what stdin brings)")
-    parser.option(
-        "--package", takes="NAME", repeated=True, help="install it first: 'pandas==2.*', 'lodash@^4'"
-    )
-    parser.option("--timeout", takes="SECONDS", convert=float, help="interrupt the code after this long")
     add_json(parser)
     add_environment(parser)
 
@@ -44,7 +39,7 @@ def _run(args: SimpleNamespace) -> int:
     opened = transport.call("POST", path, json=wanted)
     here = f"{path}/{quote(opened['session_id'])}"
     if opened["state"] == "crashed":
-        say(f"the session has crashed ({opened['message']}) and begins anew")
+        say(f"the session crashed ({opened['message']}) and is restarted without its state")
         transport.call("POST", f"{here}/restart")
     result = transport.call("POST", f"{here}/run", json={"code": code, "timeout": args.timeout})
     if args.json:
@@ -102,7 +97,7 @@ def _rm(args: SimpleNamespace) -> int:
 VERBS = {
     "session run": Verb(
         "skerry session run [OPTIONS] ENV [-c CODE]",
-        "Run code in a session; its variables stay for the next time. One that is not there is opened.",
+        "Run code in a session, which keeps its variables. The session is opened if it does not exist.",
         "skerry session run web -c 'x = 6; x * 7'",
         _run_arguments,
         _run,
@@ -116,7 +111,7 @@ VERBS = {
     ),
     "session rm": Verb(
         "skerry session rm ENV SESSION...",
-        "Close sessions, with everything that they started.",
+        "Close sessions and end every process they started.",
         "skerry session rm web main",
         _rm_arguments,
         _rm,

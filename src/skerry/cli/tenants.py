@@ -1,4 +1,4 @@
-"""`token` and `quota`: who may use a daemon, and how much of it."""
+"""`token` and `quota`: access to a daemon, and limits per tenant."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 def _create_arguments(parser: Parser) -> None:
-    parser.option("--for", takes="TENANT", help="whose environments it is for (default: your own)")
+    parser.option("--for", takes="TENANT", help="tenant of the token (default: your own)")
     parser.option(
         "--verb",
         takes="VERB",
         repeated=True,
-        help="read, create, execute, write, delete (these by default), images, audit, admin",
+        help="read, create, execute, write, delete (default: these), images, audit or admin",
     )
     parser.option(
-        "--lifetime", takes="SECONDS", convert=float, help="it expires after this long (default: never)"
+        "--lifetime", takes="SECONDS", convert=float, help="let it expire after this time (default: never)"
     )
-    parser.argument("name", "NAME", "for people: who or what has it")
+    parser.argument("name", "NAME", "label, e.g. its user or purpose")
     add_json(parser)
 
 
@@ -45,8 +45,8 @@ def _create(args: SimpleNamespace) -> int:
 
 
 def _ls_arguments(parser: Parser) -> None:
-    parser.option("--for", takes="TENANT", help="only those of this tenant")
-    parser.option("-a", "--all", help="also those that have expired or were revoked")
+    parser.option("--for", takes="TENANT", help="only tokens of this tenant")
+    parser.option("-a", "--all", help="include expired and revoked tokens")
     add_json(parser)
 
 
@@ -99,10 +99,10 @@ def _add_tenant(parser: Parser) -> None:
 
 
 def _set_arguments(parser: Parser) -> None:
-    parser.option("--environments", takes="NUMBER", convert=int, help="most at once")
-    parser.option("--cpus", takes="NUMBER", convert=float, help="cores, of all together")
-    parser.option("-m", "--memory", takes="SIZE", help="memory, of all together, e.g. 16g")
-    parser.option("--disk", takes="SIZE", help="workspaces and installed packages, together, e.g. 100g")
+    parser.option("--environments", takes="NUMBER", convert=int, help="maximum number of environments")
+    parser.option("--cpus", takes="NUMBER", convert=float, help="CPU cores in total")
+    parser.option("-m", "--memory", takes="SIZE", help="memory in total, e.g. 16g")
+    parser.option("--disk", takes="SIZE", help="disk space of workspaces and packages in total, e.g. 100g")
     _add_tenant(parser)
 
 
@@ -124,7 +124,7 @@ def _shown(quota: dict[str, Any], args: SimpleNamespace) -> int:
 
     def text(what: str, value: Any) -> str:
         if value is None:
-            return "not limited"
+            return "unlimited"
         return format_size(value) if what in ("memory", "disk") else f"{value:g}"
 
     names = ("environments", "cpus", "memory", "disk")
@@ -142,14 +142,14 @@ def _shown(quota: dict[str, Any], args: SimpleNamespace) -> int:
         )
         for name, value in quota["caused"].items()
     ]
-    show_table(("CAUSED SINCE THE DAEMON STARTED", ""), caused)
+    show_table(("SINCE THE DAEMON STARTED", ""), caused)
     return 0
 
 
 VERBS = {
     "token create": Verb(
         "skerry token create [OPTIONS] NAME",
-        "Make a token and print it. It is shown this once; the daemon keeps only a hash of it.",
+        "Create an access token and print it. It cannot be shown again: the daemon stores only its hash.",
         "skerry token create --for acme --lifetime 2592000 ci",
         _create_arguments,
         _create,
@@ -163,21 +163,21 @@ VERBS = {
     ),
     "token revoke": Verb(
         "skerry token revoke TOKEN...",
-        "Revoke tokens. Requests and streams that are under way with them are cut.",
+        "Revoke tokens and close their open requests and streams.",
         "skerry token revoke t4n8q2r6w1zc",
         _revoke_arguments,
         _revoke,
     ),
     "quota show": Verb(
         "skerry quota show [--json] TENANT",
-        "Show what a tenant may have, what it has, and what it has made the daemon do.",
+        "Show the quota of a tenant, its usage, and the load it has caused.",
         "skerry quota show acme",
         _add_tenant,
         _show,
     ),
     "quota set": Verb(
         "skerry quota set [OPTIONS] TENANT",
-        "Set what a tenant may have; what is left out is not limited. Environments that it has already stay.",
+        "Replace the quota of a tenant; options left out mean unlimited. Existing environments stay.",
         "skerry quota set --environments 20 --cpus 8 --memory 16g --disk 100g acme",
         _set_arguments,
         _set,

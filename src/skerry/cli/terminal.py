@@ -1,4 +1,4 @@
-"""What the CLI says for itself: data to stdout, words to stderr, and nothing that a terminal would obey."""
+"""Output of the CLI itself: data to stdout, messages to stderr, control characters escaped."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 def clean(text: object) -> str:
-    """One line of text in which controls, marks that turn its direction, and broken bytes are spelled out."""
-    return "".join([c if c.isprintable() else _spelled(c) for c in str(text)])
+    """One line of text with control characters, bidi marks and invalid bytes escaped."""
+    return "".join([c if c.isprintable() else _escaped(c) for c in str(text)])
 
 
 def clean_text(text: str) -> str:
-    """As `clean`, for text of several lines."""
-    return "".join([c if c.isprintable() or c in "\n\t" else _spelled(c) for c in text.replace("\r\n", "\n")])
+    """Like `clean`, for several lines."""
+    return "".join([c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text.replace("\r\n", "\n")])
 
 
-def _spelled(character: str) -> str:
+def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
 def say(text: str) -> None:
-    """Words for people."""
+    """Print a message to stderr."""
     print(clean_text(text), file=sys.stderr, flush=True)
 
 
@@ -51,7 +51,7 @@ def show_json(value: Any, file: TextIO | None = None) -> None:
 
 
 def show_table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
-    """Columns for people, as wide as what is in them."""
+    """Print aligned columns."""
     cells = [head, *(tuple(clean(value) for value in row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     for row in cells:
@@ -59,7 +59,7 @@ def show_table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Non
 
 
 class Sink:
-    """Where one stream goes: bytes as they are, but on a terminal only what it can show."""
+    """Writes one output stream: raw bytes, or escaped text on a terminal."""
 
     def __init__(self, fd: int) -> None:
         self._file = (sys.stdout if fd == 1 else sys.stderr).buffer
@@ -71,7 +71,7 @@ class Sink:
 
 
 def ago(seconds: float) -> str:
-    """A span of time in one number."""
+    """A duration as one number with its unit."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if abs(seconds) >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -1,8 +1,8 @@
-"""`tools`, `mcp`: what agents call."""
+"""`tools`, `mcp`: the tools that agents call."""
 
 from __future__ import annotations
 
-from skerry.cli.options import add_limits, add_variables, environment_request
+from skerry.cli.options import add_create_options, add_variables, environment_request
 from skerry.cli.parser import Verb
 from skerry.cli.service import become
 from skerry.cli.terminal import show_json
@@ -30,23 +30,23 @@ def _mcp_arguments(parser: Parser) -> None:
     parser.argument(
         "environment",
         "ENV",
-        "an environment that exists (default: one of its own, deleted at the end)",
+        "existing environment (default: a new one, deleted at the end)",
         count="?",
         completes="environment",
     )
     parser.option(
         "--listen",
         takes="HOST:PORT",
-        help="streamable HTTP on this machine instead; port 0 for any",
+        help="serve streamable HTTP on a loopback address; port 0: any free port",
     )
-    parser.option("--per-session", help="an environment for each HTTP session, deleted with it")
+    parser.option("--per-session", help="use one environment per HTTP session, deleted with it")
     parser.option(
         "--session-idle",
         takes="SECONDS",
         convert=float,
-        help="end an HTTP session this long after its last request (default: 1800)",
+        help="end an HTTP session this time after its last request (default: 1800)",
     )
-    add_limits(parser)
+    add_create_options(parser)
     add_variables(parser)
 
 
@@ -58,17 +58,21 @@ def _mcp(args: SimpleNamespace) -> int:
 
     wanted = environment_request(args)
     if args.environment and wanted:
-        raise InvalidRequest(f"{args.environment} exists: it cannot be made otherwise")
+        raise InvalidRequest(
+            f"options for a new environment do not apply to {args.environment}", hint="leave out ENV"
+        )
     if not args.listen and (args.per_session or args.session_idle is not None):
-        raise InvalidRequest("there are sessions with --listen alone", hint="give --listen 127.0.0.1:PORT")
+        raise InvalidRequest(
+            "--per-session and --session-idle need --listen", hint="give --listen 127.0.0.1:PORT"
+        )
     if args.per_session and args.environment:
         raise InvalidRequest(
-            "sessions with environments of their own cannot share one", hint=f"leave out {args.environment}"
+            f"--per-session cannot share environment {args.environment}", hint=f"leave out {args.environment}"
         )
     if args.session_idle is not None and not (args.session_idle > 0 and math.isfinite(args.session_idle)):
         raise InvalidRequest("--session-idle must be more than 0")
     if find_spec("mcp") is None:
-        raise InvalidRequest("the package mcp is not installed", hint="pip install 'skerry[mcp]'")
+        raise InvalidRequest("package mcp is not installed", hint="pip install 'skerry[mcp]'")
     request = {
         "environment": args.environment or "",
         "wanted": wanted,
@@ -76,7 +80,7 @@ def _mcp(args: SimpleNamespace) -> int:
         "per_session": args.per_session,
         "idle": args.session_idle,
     }
-    # Not as an argument: those can be read by every user of the machine, and there are values of variables in it.
+    # Not as an argument: other users of the machine can read those, and the request holds values of variables.
     fd = os.memfd_create("skerry-mcp-request", 0)
     os.write(fd, json.dumps(request).encode())
     os.lseek(fd, 0, os.SEEK_SET)
@@ -86,17 +90,16 @@ def _mcp(args: SimpleNamespace) -> int:
 VERBS = {
     "tools schema": Verb(
         "skerry tools schema [--format FORMAT]",
-        "Print all tools with the JSON Schema of their arguments: as the `tools` of a request to a model, or plainly.",
+        "Print all tools with the JSON Schema of their arguments, as plain JSON or in the format of a model API.",
         "skerry tools schema --format anthropic",
         _schema_arguments,
         _schema,
     ),
     "mcp": Verb(
         "skerry mcp [OPTIONS] [ENV]",
-        "Serve the tools by the Model Context Protocol: on standard input and output, or by streamable HTTP.\n"
-        "All calls work in one environment; start one server for each agent, or serve several agents with\n"
-        "--listen and --per-session. With --listen, clients need a token: that in $SKERRY_MCP_TOKEN, or the one\n"
-        "that is printed.",
+        "Serve the tools over the Model Context Protocol: on stdin and stdout, or as streamable HTTP.\n"
+        "All calls share one environment: start one server per agent, or serve several agents with --listen\n"
+        "and --per-session. With --listen, clients need the token in $SKERRY_MCP_TOKEN, or the printed one.",
         "skerry mcp --memory 1g --allow python-packages",
         _mcp_arguments,
         _mcp,

@@ -1,8 +1,7 @@
-"""Finding the daemon, and starting it when there is none.
+"""Connects to the daemon, and starts it when none is running.
 
-However many clients come at once, one daemon starts: they take turns on a lock file, and whoever gets it
-looks for the socket again before starting anything. The daemon says on a pipe when it is ready, or why it
-is not.
+Concurrent clients start one daemon: they take turns on a lock file, and the holder tries the socket again before it
+starts anything. The daemon reports on a pipe that it is ready, or why it failed.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import socket
 import struct
 import time
 
-from skerry.errors import Conflict, DaemonUnavailable, Denied, PlatformError, from_dict
+from skerry.errors import Conflict, DaemonUnavailable, Denied, InvalidRequest, PlatformError, from_dict
+from skerry.settings import SOCKET_PATH_MAX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,15 +24,15 @@ MODULE = "skerry.daemon"
 _LOG_TAIL = 2048
 _LOST = (FileNotFoundError, NotADirectoryError, ConnectionRefusedError)
 
-# Starts the daemon as a grandchild, so that it is nobody's zombie when it ends before its client does.
+# Starts the daemon as a grandchild, so that it leaves no zombie when it ends before its client.
 _DETACH = "import os, sys\nif os.fork() == 0: os.execv(sys.argv[1], sys.argv[1:])"
 
 
 def connect(home: Home, *, start: bool = True) -> socket.socket:
-    """A blocking connection to the daemon of this home; `start` starts one when there is none.
+    """A blocking connection to the daemon of this home; with `start`, starts one if none is running.
 
-    Raises DaemonUnavailable, Denied when the socket belongs to somebody else, and whatever kept the daemon
-    from starting.
+    Raises DaemonUnavailable, Denied when the socket belongs to another user, and the error that kept the daemon from
+    starting.
     """
     try:
         return dial(home.socket)
@@ -75,23 +75,30 @@ def _peer(sock: socket.socket) -> tuple[int, int]:
 def dial(path: str) -> socket.socket:
     """A connection to the daemon of this user, or of root, at this socket.
 
-    Raises FileNotFoundError, NotADirectoryError or ConnectionRefusedError when there is none, DaemonUnavailable,
-    Denied.
+    Raises FileNotFoundError, NotADirectoryError or ConnectionRefusedError when there is none, InvalidRequest for a path
+    that is too long, DaemonUnavailable, Denied.
     """
+    if (size := len(os.fsencode(path))) > SOCKET_PATH_MAX:
+        raise InvalidRequest(
+            f"socket path too long: {path} has {size} bytes, a unix socket takes {SOCKET_PATH_MAX}",
+            hint="set SKERRY_HOME to a shorter path",
+        )
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:
             sock.connect(path)
         except PermissionError as error:
-            raise Denied(f"{path} belongs to another user", hint="set SKERRY_HOME to your own") from error
+            raise Denied(
+                f"{path} belongs to another user", hint="set SKERRY_HOME to a directory that you own"
+            ) from error
         except OSError as error:
             if isinstance(error, _LOST):
                 raise
             raise DaemonUnavailable(
                 f"cannot connect to {path}: {error.strerror or error}",
-                hint="set SKERRY_HOME to a directory of your own with a short path",
+                hint="set SKERRY_HOME to a directory that you own",
             ) from error
-        # In a shared directory somebody else could have put a socket there and be waiting for what we send.
+        # In a shared directory another user could have put a socket there to receive our requests.
         _, uid = _peer(sock)
         if uid not in (os.geteuid(), 0):
             raise Denied(f"the daemon at {path} runs as uid {uid}, not as you", hint="set SKERRY_HOME")
@@ -102,7 +109,7 @@ def dial(path: str) -> socket.socket:
 
 
 def _start(home: Home) -> None:
-    """Start the daemon unless another client has meanwhile. Returns when it accepts connections."""
+    """Start the daemon, unless another client has done so. Returns when it accepts connections."""
     home.prepare()
     deadline = time.monotonic() + START_SECONDS
     try:
@@ -178,7 +185,7 @@ def _spawn(home: Home, deadline: float) -> None:
         os.close(log)
     if word != b"ready\n":
         failure = _failure(home, word, logged)
-        if not isinstance(failure, Conflict):  # that is one which was started by hand meanwhile
+        if not isinstance(failure, Conflict):  # a daemon was started by hand meanwhile
             raise failure
 
 
@@ -192,7 +199,7 @@ def _environment(home: Home) -> dict[str, str]:
 
 
 def _read_line(fd: int, deadline: float) -> bytes:
-    """What came up to the end of the line, or less when the writer died or time ran out."""
+    """One line, or the part of it that came before the writer died or the deadline passed."""
     import select
 
     poll = select.poll()
@@ -209,7 +216,7 @@ def _read_line(fd: int, deadline: float) -> bytes:
 
 
 def _failure(home: Home, word: bytes, logged: int) -> Exception:
-    """The error for a daemon that did not come up: its own words, or the end of its log."""
+    """The error of a daemon that did not start: its own, or the end of its log."""
     if word.startswith(b"{"):
         import json
 
@@ -229,4 +236,4 @@ def _failure(home: Home, word: bytes, logged: int) -> Exception:
 
 
 def _hint(home: Home) -> str:
-    return f"run `skerry serve` to watch it start, or `skerry doctor`; its log is {home.log}"
+    return f"run `skerry serve` to see it start, or `skerry doctor`; its log is {home.log}"
