@@ -536,6 +536,7 @@ def test_home_that_is_too_long_for_a_socket_is_a_mistake_of_the_caller(
         monkeypatch.setenv("SKERRY_HOME", home)
         assert main(["ls"]) == 2
         message, hint = capsys.readouterr().err.splitlines()
-        assert message.startswith("skerry: socket path too long") and home in message
+        assert message.startswith("skerry: socket path too long")
+        assert home in message
         assert hint == "hint: set SKERRY_HOME to a shorter path"
         assert not os.path.exists(home)
