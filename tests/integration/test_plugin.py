@@ -35,6 +35,7 @@ from tests.integration.daemon import Daemon, started
 from tests.integration.shelves import Shelves
 from tests.integration.shelves import World as Registries
 from tests.integration.test_installs import need
+from tests.unit.scripted_server import every_request, serving
 
 DOORS = ("unix", "grpc")
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -355,6 +356,42 @@ def test_whatever_the_code_does_the_core_goes_on(door: str, world: World) -> Non
         assert slow["exitCode"] != 0
 
     world.run(door, body, timeout=4.0)
+
+
+JUNK: tuple[Any, ...] = (
+    *(b"", b"no JSON", b"[" * 100_000, b"\xff\xfe", None, [], {}, "text", 7),
+    {"environment_id": {"a": 1}, "stdout": 7, "stderr": None, "exit_code": "0", "version": []},
+)
+
+
+@pytest.mark.requirement("R18")
+@pytest.mark.parametrize("junk", JUNK, ids=lambda junk: repr(junk)[:20])
+def test_daemon_taken_over_by_a_breach_gives_the_core_an_error_alone(junk: Any) -> None:
+    async def main() -> None:
+        manager = SandboxManager(HttpDoor())
+        result = await (await tool_for(manager)).execute(AGENT, {"code": "print(1)"})
+        assert (result["success"], result["output"]) == (False, None)
+        assert result["error"].startswith("Sandbox Error: ")
+
+    with serving(every_request(lambda *_: junk)):
+        asyncio.run(main())
+
+
+@pytest.mark.requirement("R18")
+@pytest.mark.parametrize(
+    "junk", [None, [], {}, {"exitCode": 0, "stdout": b"x", "stderr": 5}, {"exitCode": "0"}]
+)
+def test_service_taken_over_by_a_breach_gives_the_core_an_error_alone(junk: Any) -> None:
+    class Service:
+        async def runCode(self, request: dict[str, Any]) -> Any:
+            return junk
+
+    async def main() -> None:
+        result = await (await tool_for(Service())).execute(AGENT, {"code": "print(1)"})
+        assert (result["success"], result["output"]) == (False, None)
+        assert result["error"].startswith("Sandbox Error: ")
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("door", DOORS)

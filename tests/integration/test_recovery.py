@@ -7,7 +7,9 @@ import contextlib
 import http.client
 import json
 import os
+import select
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -109,17 +111,37 @@ def wait(daemon: Daemon, ref: str, id_: str) -> dict[str, Any]:
     return execution(daemon, ref, id_)
 
 
-def test_what_ended_meanwhile_is_told_with_its_exit_code(home: Path, options: tuple[str, ...]) -> None:
+def test_exit_code_of_what_ended_without_a_daemon_is_known(home: Path, options: tuple[str, ...]) -> None:
     with started(home, *options) as daemon:
         environment = daemon.create()
-        command = "while [ ! -e go ]; do sleep 0.01; done; echo done; exit 5"
+        command = (
+            f": {environment}; trap 'echo done; exit 5' USR1; mkfifo f; exec 3<>f; echo waits; read x <&3"
+        )
         ending = start(daemon, environment, command)
-        # This ends when nobody is there to see it.
-        start(daemon, environment, "sleep 1; touch go; sleep 1000")
+        daemon.wait_for_output(environment, "waits")
         daemon.kill()
+    [pid] = [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if command.encode() in read(path)
+    ]
+    ended = os.pidfd_open(pid)
+    try:
+        os.kill(pid, signal.SIGUSR1)
+        assert select.select([ended], [], [], 60)[0]
+    finally:
+        os.close(ended)
     with started(home, *options) as daemon:
         found = wait(daemon, environment, ending)
         assert (found["outcome"], found["exit_code"]) == ("failed", 5)
+
+
+def read(path: Path) -> bytes:
+    """Of a process, which may have ended."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def test_what_somebody_waited_for_is_ended(home: Path, options: tuple[str, ...]) -> None:
@@ -170,8 +192,9 @@ def test_hung_guest_delays_no_other_environment(home: Path, options: tuple[str, 
             answer = daemon.call("POST", f"/environments/{hung}/execute", {"command": "true"}, expect=503)
             assert (answer["code"], answer["retryable"]) == ("daemon_unavailable", True)
             os.kill(pid, signal.SIGCONT)
+            deadline = time.monotonic() + 60
             while (answer := daemon.raw("POST", f"/environments/{hung}/execute", KEPT))[0] == 503:
-                pass
+                assert time.monotonic() < deadline
             assert json.loads(answer[2])["stdout"] == "kept\n"
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -44,15 +44,18 @@ class PythonInterpreterTool:
         try:
             if self._sandbox is None:
                 raise RuntimeError("the tool was not initialized")
-            result = await self._sandbox.runCode(request)
+            return _outcome(await self._sandbox.runCode(request))
         except Exception as error:
             return {"success": False, "output": None, "error": f"Sandbox Error: {bounded(str(error))}"}
-        stdout, stderr = bounded(result["stdout"]), bounded(result["stderr"])
-        if result["exitCode"] != 0:
-            words = "Execution failed with non-zero exit code"
-            failed: ToolExecutionResult = {"success": False, "output": stderr, "error": words}
-            return {**failed, "metadata": {"stdout": stdout}} if stdout else failed
-        metadata = {"executionTime": result["durationMs"], "memoryUsage": result["memoryUsage"]}
-        if stderr:
-            metadata["stderr"] = stderr
-        return {"success": True, "output": stdout, "metadata": metadata}
+
+
+def _outcome(result: dict[str, Any]) -> ToolExecutionResult:
+    stdout, stderr = bounded(result["stdout"]), bounded(result["stderr"])
+    if result["exitCode"] != 0:
+        words = "Execution failed with non-zero exit code"
+        failed: ToolExecutionResult = {"success": False, "output": stderr, "error": words}
+        return {**failed, "metadata": {"stdout": stdout}} if stdout else failed
+    metadata = {"executionTime": result["durationMs"], "memoryUsage": result["memoryUsage"]}
+    if stderr:
+        metadata["stderr"] = stderr
+    return {"success": True, "output": stdout, "metadata": metadata}

@@ -122,8 +122,12 @@ class AsyncEnvironment:
         """
         if self._id:
             raise InvalidRequest(f"environment {self._id} has been created already")
-        answer = await self._client.transport.call("POST", "/environments", json=self._wanted, key=key)
-        self._id = answer["environment_id"]
+        try:
+            answer = await self._client.transport.call("POST", "/environments", json=self._wanted, key=key)
+            self._id = answer["environment_id"]
+        except BaseException:
+            self._close()
+            raise
         self._created = True
         return self
 

@@ -123,8 +123,12 @@ class Environment:
         """
         if self._id:
             raise InvalidRequest(f"environment {self._id} has been created already")
-        answer = self._client.transport.call("POST", "/environments", json=self._wanted, key=key)
-        self._id = answer["environment_id"]
+        try:
+            answer = self._client.transport.call("POST", "/environments", json=self._wanted, key=key)
+            self._id = answer["environment_id"]
+        except BaseException:
+            self._close()
+            raise
         self._created = True
         return self
 
