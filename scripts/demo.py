@@ -1,4 +1,4 @@
-"""What `make run` shows: an environment, a few languages in it, the time of each step, what is enforced."""
+"""Demonstration of `make run`: an environment, some languages, the time of each step, the enforced limits."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def main() -> int:
     clock = Clock()
     with skerry.Client() as client:
         client.version()
-        clock.step("daemon at hand")
+        clock.step("daemon running")
         with skerry.Environment(memory="1g", cpus=2, lifetime=600, client=client) as env:
             clock.step("environment created", env.id)
             clock.step("first command: id -un", env.run(["id", "-un"]).stdout.strip())
             here = env.execute(f"command -v {' '.join(LANGUAGES)}").stdout.split()
             env.files.write("answer.go", GO)
-            clock.step("looked for languages, wrote a file")
+            clock.step("languages found, file written")
             for name, argv in LANGUAGES.items():
                 if not any(path.endswith(f"/{name}") for path in here):
                     print(f"  {name:<34} {'-':>8}      not on this machine")
@@ -57,21 +57,21 @@ def main() -> int:
                 clock.step(name, result.stdout.strip() or result.stderr.strip())
                 failed += [name] if result.stdout != "42\n" else []
             env.execute("mkdir -p src && cd src && export ANSWER=42")
-            clock.step("a shell that keeps its state", env.execute("echo $ANSWER in $PWD").stdout.strip())
+            clock.step("shell keeps its state", env.execute("echo $ANSWER in $PWD").stdout.strip())
             show(env.info())
             clock = Clock()
         print()
         clock.step("environment deleted")
     if failed:
-        print(f"\nDid not work: {', '.join(failed)}. `skerry doctor` may know why.", file=sys.stderr)
+        print(f"\nFailed: {', '.join(failed)}. Run `skerry doctor` to find the cause.", file=sys.stderr)
         return 1
     print(NEXT)
     return 0
 
 
 def show(info: skerry.EnvironmentInfo) -> None:
-    """What holds in this environment, and what this machine cannot enforce."""
-    print(f"\nIsolation: {info.isolation}. Read back from the kernel:\n")
+    """Prints each limit with its value, and whether the kernel enforces it."""
+    print(f"\nIsolation: {info.isolation}. Limits as read back from the kernel (yes = enforced):\n")
     rows = [skerry.Enforcement.from_dict(raw) for raw in info.enforced]
     names, values = (max(len(getattr(row, column)) for row in rows) for column in ("name", "value"))
     for row in rows:
@@ -88,7 +88,7 @@ Try next:
   skerry doctor                             what this machine can do
   skerry --help
 
-The daemon that was started ends by itself when it has nothing to do.
+Documentation: docs/README.md. The daemon exits by itself when idle.
 """
 
 if __name__ == "__main__":
