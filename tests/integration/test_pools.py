@@ -109,6 +109,31 @@ def test_limits_are_those_that_were_asked_for_up_and_down() -> None:
         assert daemon.execute(environment, ["python3", "-c", used])["exit_code"] == 0
 
 
+FILL = """
+import errno, os, sys
+with open(f"{sys.argv[1]}/file", "wb", buffering=0) as file:
+    try:
+        for _ in range(1024):
+            file.write(bytes(1 << 20))
+    except OSError as error:
+        print(file.tell(), errno.errorcode[error.errno])
+os.unlink(file.name)
+"""
+
+
+@pytest.mark.parametrize("memory", ["64m", "512m"])
+def test_tmp_and_shm_have_the_size_that_fits_the_memory_limit(memory: str) -> None:
+    """Also in an entry that was started with another limit: full is ENOSPC, never the OOM killer."""
+    with pooled((), '[default]\nminimum = 1\nmemory = "256m"\nworkspace = "disk"\n') as daemon:
+        warm(daemon, 1)
+        environment = daemon.create(memory=memory, workspace="disk")
+        assert stats(daemon)["hits"] == (os.geteuid() == 0)  # without root it is started cold
+        size = int(memory[:-1]) << 20
+        for path, most in (("/tmp", size // 2), ("/dev/shm", min(64 << 20, size // 8))):
+            filled = daemon.execute(environment, ["python3", "-c", FILL, path])
+            assert (filled["outcome"], filled["stdout"]) == ("completed", f"{most} ENOSPC\n")
+
+
 def test_another_kind_is_not_served_by_it(options: tuple[str, ...]) -> None:
     with pooled(options, "[default]\nminimum = 2\n") as daemon:
         before = warm(daemon, 2)

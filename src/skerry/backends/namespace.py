@@ -184,7 +184,8 @@ class NamespaceBackend:
             limits.disk,
             limits.inodes,
             limits.fds,
-            limits.memory if by_process or kind == "memory" else None,
+            # The sizes of /tmp and /dev/shm follow it, and only root can change these after the start.
+            limits.memory if by_process or kind == "memory" or not self._rootful else None,
             limits.pids if by_process else None,
         )
 
@@ -192,7 +193,26 @@ class NamespaceBackend:
         live, facts = self._get(environment_id), self._facts[environment_id]
         if policy.limits != facts.policy.limits:
             live.cgroup.apply(policy.limits)
+        if policy.limits.memory != facts.policy.limits.memory:
+            self._resize_tmpfs(live, policy.limits.memory)
         self._facts[environment_id] = replace(facts, policy=policy)
+
+    def _resize_tmpfs(self, live: _Live, memory: int) -> None:
+        """Raises EnvironmentNotFound, LaunchFailed."""
+        handle = live.running.handle
+        # Never a workspace in memory here: its entries only serve requests with the same memory limit.
+        sizes = plan.tmpfs_sizes(memory, workspace_in_memory=False)
+        try:
+            root = os.open(f"/proc/{handle.pid}/root", os.O_PATH | os.O_CLOEXEC)
+            try:
+                if handle.ended():  # else the pid was its own when it was opened
+                    raise EnvironmentNotFound("its processes are gone")
+                for path, size in sizes.items():
+                    mounts.resize_tmpfs(root, path, size)
+            finally:
+                os.close(root)
+        except OSError as error:
+            raise LaunchFailed(f"its tmpfs cannot be resized: {error.strerror}") from error
 
     def share(self, environment_id: str, group: str) -> None:
         if (live := self._live.get(environment_id)) is not None:

@@ -14,13 +14,17 @@ import os
 import struct
 
 # The numbers are the same on every architecture that CPython runs on: calls this new share one table.
-_OPEN_TREE, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 430, 431, 432, 442
-_SET_FLAG, _SET_STRING, _CMD_CREATE = 0, 1, 6
-_FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
+_OPEN_TREE, _FSOPEN, _FSCONFIG, _FSMOUNT, _FSPICK = 428, 430, 431, 432, 433
+_OPENAT2, _MOUNT_SETATTR = 437, 442
+_SET_FLAG, _SET_STRING, _CMD_CREATE, _CMD_RECONFIGURE = 0, 1, 6, 7
+_FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = _FSPICK_CLOEXEC = 1
+_FSPICK_EMPTY_PATH = 8
 
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE, _TREE_CLONE = -100, 0x1000, 0x8000, 1
 _IDMAP, _PRIVATE = 0x100000, 1 << 18
 _MOUNT_ATTR = struct.Struct("=4Q")
+_OPEN_HOW = struct.Struct("=3Q")
+_RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 0x02, 0x10
 
 RDONLY, NOSUID, NODEV, NOATIME = 0x1, 0x2, 0x4, 0x10
 
@@ -76,6 +80,24 @@ def copy_tree(path: str, attributes: int, *, recursive: bool) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def resize_tmpfs(root: int, path: str, size: int) -> None:
+    """Set the size of the tmpfs mounted at `path` inside the directory `root`. Raises OSError.
+
+    Symlinks resolve inside `root`, also absolute ones.
+    """
+    how = _OPEN_HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+    mount = _call(_OPENAT2, root, os.fsencode(path), how, len(how))
+    try:
+        context = _call(_FSPICK, mount, b"", _FSPICK_EMPTY_PATH | _FSPICK_CLOEXEC)
+    finally:
+        os.close(mount)
+    try:
+        _call(_FSCONFIG, context, _SET_STRING, b"size", b"%d" % size, 0)
+        _call(_FSCONFIG, context, _CMD_RECONFIGURE, None, None, 0)
+    finally:
+        os.close(context)
 
 
 def map_ids(mount: int, user_namespace: int) -> None:

@@ -132,12 +132,10 @@ class Plan:
         limits = self.limits
         owner = f"uid={UID},gid={GID}"
         inodes = f"nr_inodes={limits.inodes}"
-        # All that is in memory together stays below the memory limit, so that filling it cannot end the guest.
-        temporary = limits.memory // (4 if self.workspace.memory else 2)
-        shared = min(64 * MIB, limits.memory // 8)
+        sizes = tmpfs_sizes(limits.memory, workspace_in_memory=self.workspace.memory > 0)
         steps: list[Step] = [
-            ("tmpfs", "dev/shm", f"mode=1777,size={shared},nr_inodes=4096", "noexec"),
-            ("tmpfs", "tmp", f"mode=1777,size={temporary},{inodes}", ""),
+            ("tmpfs", "dev/shm", f"mode=1777,size={sizes['dev/shm']},nr_inodes=4096", "noexec"),
+            ("tmpfs", "tmp", f"mode=1777,size={sizes['tmp']},{inodes}", ""),
             ("tmpfs", RUN.lstrip("/"), f"{owner},mode=0700,size=4m,nr_inodes=512", "noexec"),
         ]
         if self.workspace.volume is not None:
@@ -183,6 +181,11 @@ class Plan:
             f"file_size={limits.disk if self.workspace.directory is not None else '-'}",
             f"orphan_ms={int(self.orphan * 1000)}",
         )
+
+
+def tmpfs_sizes(memory: int, *, workspace_in_memory: bool) -> dict[str, int]:
+    """Bytes by mount point. All tmpfs together stay below the memory limit: filling them ends in ENOSPC, not OOM."""
+    return {"tmp": memory // (4 if workspace_in_memory else 2), "dev/shm": min(64 * MIB, memory // 8)}
 
 
 def blank_steps(uid_base: int | None, tasks_files: list[str], cgroup: str | None) -> bytes:
