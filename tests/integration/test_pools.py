@@ -318,17 +318,17 @@ def test_shrink_and_health(options: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[default]\nminimun = 1\n", "minimun is unknown"),
-        ("[default]\nidle = 5\n", "idle is unknown"),
+        ("[default]\nminimun = 1\n", "[default] unknown key 'minimun'"),
+        ("[default]\nidle = 5\n", "[default] unknown key 'idle'"),
         ("[python]\nidle = 0\n", "idle must be a whole number from 1 to"),
         ("[default]\nage = 'long'\n", "age must be a whole number from 1 to"),
         ("[default]\nminimum = 5\nmaximum = 2\n", "minimum must be a whole number from 0 to 2"),
         ('[default]\nmemory = "lots"\n', "memory"),
         ('[default]\nprofile = "lax"\n', "profile"),
-        ("[Default]\n", "not a name for a pool"),
-        ("minimum = 4\n", "each pool is a table"),
+        ("[Default]\n", "cannot be the name of a pool"),
+        ("minimum = 4\n", "minimum must be a table, not 4"),
         ("[default\n", "pools.toml"),
-        ("[default]\nimage = 7\n", "image must be a text"),
+        ("[default]\nimage = 7\n", "image must be a string"),
     ],
 )
 def test_a_mistake_in_the_file_is_told_at_the_start(home: Path, text: str, words: str) -> None:

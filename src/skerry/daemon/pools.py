@@ -16,7 +16,6 @@ seconds after a use some are kept ready. `maximum = 0`: no pool.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,70 +27,48 @@ from skerry.manager.code.program import Program
 from skerry.manager.pools.pool import AGE, IDLE, PoolSettings
 from skerry.policy import Limits, Policy
 from skerry.settings import Home
+from skerry.tables import Table, read
 
 FILE = "pools.toml"
 MOST = 10_000
 LONGEST = 7 * 24 * 3600
 AFTER_USE = 2
-"""Programs of a language that was used are kept waiting for."""
+"""Interpreters kept started for a recently used language."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _LIMITS = ("memory", "cpus", "pids", "fds", "disk", "inodes")
 _POLICY = ("isolation", "profile", "workspace")
 
 
 def load(home: Home, languages: Iterable[Language]) -> list[PoolSettings]:
-    """Raises InvalidRequest, which says what is wrong with the file."""
+    """Raises InvalidRequest for an invalid pools.toml."""
     warm = {language.name: language for language in languages if language.warm}
     path = f"{home.path}/{FILE}"
-    try:
-        with open(path, "rb") as file:
-            tables = tomllib.load(file)
-    except FileNotFoundError:
-        tables = {"default": {}}
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{path}: {error}") from error
-    try:
-        given = [_settings(name, table, warm.pop(name, None)) for name, table in tables.items()]
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{path}: {error.message}", hint=error.hint) from error
-    return given + [_settings(name, {}, language) for name, language in warm.items()]
+    document = read(path, InvalidRequest) or Table({"default": {}}, path, InvalidRequest)
+    document.names(_NAME, "a pool")
+    given = [_settings(table, warm.pop(name, None)) for name, table in document.tables().items()]
+    added = [_settings(Table({}, path, InvalidRequest, name), language) for name, language in warm.items()]
+    return given + added
 
 
-def _settings(name: str, table: Any, language: Language | None) -> PoolSettings:
-    if not isinstance(table, dict):
-        raise InvalidRequest(f"{name} stands alone", hint="each pool is a table: [default]")
-    if not _NAME.fullmatch(name):
-        raise InvalidRequest(
-            f"{name!r} is not a name for a pool", hint="up to 32 of a-z 0-9 _ -, a letter or digit first"
-        )
+def _settings(table: Table, language: Language | None) -> PoolSettings:
     own = ("idle",) if language is not None else ("image", *_POLICY, *_LIMITS)
-    known = ("minimum", "maximum", "age", *own)
-    unknown = sorted(set(table) - set(known))
-    if unknown:
-        raise InvalidRequest(f"[{name}] {unknown[0]} is unknown", hint=f"known: {', '.join(known)}")
-    for each in ("image", *_POLICY):
-        if not isinstance(table.get(each, ""), str):
-            raise InvalidRequest(f"[{name}] {each} must be a text")
-    maximum = _count(name, "maximum", table.get("maximum", MOST), 0, MOST)
-    policy = Policy(
-        **{each: table[each] for each in _POLICY if each in table},
-        limits=Limits.parse({each: table[each] for each in _LIMITS if each in table}),
-    )
-    seccomp.compile_profile(policy.profile)
+    table.allow(("minimum", "maximum", "age", *own))
+    maximum = table.count("maximum", MOST, 0, MOST)
+    chosen: dict[str, Any] = {key: table.text(key) for key in _POLICY if key in table.values}
+    try:
+        limits = Limits.parse({key: table.values[key] for key in _LIMITS if key in table.values})
+        policy = Policy(**chosen, limits=limits)
+        seccomp.compile_profile(policy.profile)
+    except InvalidRequest as error:
+        raise table.wrong(error.message, error.hint) from error
     return PoolSettings(
-        name=name,
-        image=table.get("image", HOST) if language is None else language.image,
+        name=table.name,
+        image=table.text("image", HOST) if language is None else language.image,
         policy=policy if language is None else Program(language.name, "").policy,
-        minimum=_count(name, "minimum", table.get("minimum", 0), 0, maximum),
+        minimum=table.count("minimum", 0, 0, maximum),
         maximum=maximum,
         language=language,
         after_use=0 if language is None else min(AFTER_USE, maximum),
-        idle=_count(name, "idle", table.get("idle", IDLE), 1, LONGEST),
-        age=_count(name, "age", table.get("age", AGE), 1, LONGEST),
+        idle=table.count("idle", IDLE, 1, LONGEST),
+        age=table.count("age", AGE, 1, LONGEST),
     )
-
-
-def _count(name: str, what: str, value: Any, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidRequest(f"[{name}] {what} must be a whole number from {low} to {high}, not {value!r}")
-    return value

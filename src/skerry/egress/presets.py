@@ -18,10 +18,8 @@ import os
 import re
 import threading
 import time
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import urlsplit
 
 from skerry.egress.asking import FOLDER, Found
@@ -30,6 +28,7 @@ from skerry.egress.registries import GOFLAGS, ask_git, ask_go, ask_npm, ask_pip
 from skerry.egress.rules import Rule
 from skerry.errors import InvalidRequest, PlatformError, SkerryError
 from skerry.settings import Home
+from skerry.tables import read
 
 FILE = "presets.toml"
 FRESH = 300.0
@@ -71,6 +70,15 @@ class Preset:
     """(path inside, content). The same path has the same content in every preset."""
     notes: list[str] = field(default_factory=list)
     """What was left out and why, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Override:
+    """What an operator adds to a preset, or replaces."""
+
+    allow: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+    ca: str = ""
 
 
 def install_variables(workspace: str, path: str) -> dict[str, str]:
@@ -123,17 +131,17 @@ def preset(name: str, home: Home) -> Preset:
     raise type(answer)(answer.message, hint=answer.hint)
 
 
-def _make(name: str, overrides: dict[str, Any]) -> Preset:
+def _make(name: str, overrides: _Override) -> Preset:
     tool, ask = _ASK[name]
     found = ask(name)
     missing = f"`{tool}` is not installed here" if found is None else f"`{tool}` names no place to reach"
     found = found or Found()
-    variables = {**found.variables, **overrides["variables"]}
+    variables = {**found.variables, **overrides.variables}
     variables = {key: value for key, value in variables.items() if value}
     urls = [*found.reach, *_urls(variables)]
     hosts = [urlsplit(url).hostname or "" for url in urls]
     urls += [found.beside[host] for host in hosts if host in found.beside]
-    rules = dict.fromkeys([*map(_rule, urls), *overrides["allow"]])
+    rules = dict.fromkeys([*map(_rule, urls), *overrides.allow])
     for rule in rules:
         try:
             Rule.parse(rule)
@@ -144,9 +152,9 @@ def _make(name: str, overrides: dict[str, Any]) -> Preset:
             f"{name}: {missing} and {FILE} names no host", hint=f"add [{name}] with allow = [...] to {FILE}"
         )
     files = dict(found.files)
-    authorities = dict.fromkeys(_AUTHORITIES, overrides["ca"]) if overrides["ca"] else found.authorities
+    authorities = dict.fromkeys(_AUTHORITIES, overrides.ca) if overrides.ca else found.authorities
     for variable, path in authorities.items():
-        if variable not in overrides["variables"]:
+        if variable not in overrides.variables:
             content = _certificates(name, variable, path)
             inside = f"{FOLDER}/ca-{hashlib.sha256(content).hexdigest()[:12]}.pem"
             files[inside] = content
@@ -192,34 +200,15 @@ def _stamp(home: Home) -> int:
         return 0
 
 
-def _overrides(name: str, home: Home) -> dict[str, Any]:
-    """What the operator says of a preset. Raises PlatformError."""
-    path = f"{home.path}/{FILE}"
+def _overrides(name: str, home: Home) -> _Override:
+    """The operator's table for a preset. Raises PlatformError."""
     try:
-        with open(path, "rb") as file:
-            document = tomllib.load(file)
-    except FileNotFoundError:
-        document = {}
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise PlatformError(f"{name}: cannot read {path}: {reason}") from error
-    said = {"allow": [], "variables": {}, "ca": "", **_table(name, path, document.get(name, {}))}
-    unknown = sorted((set(document) - set(_ASK)) | (set(said) - {"allow", "variables", "ca"}))
-    if unknown:
-        raise PlatformError(
-            f"{name}: {path} has unknown entries: {', '.join(unknown)}",
-            hint=f"known: {', '.join(names())}, and in each allow, variables, ca",
-        )
-    allow, variables, ca = said["allow"], _table(name, path, said["variables"]), said["ca"]
-    if not isinstance(allow, list) or not all(isinstance(x, str) for x in (*allow, *variables.values(), ca)):
-        raise PlatformError(
-            f"{name}: {path} has a value of a wrong kind",
-            hint="allow is a list of strings, ca a string, variables a table of strings",
-        )
-    return said
-
-
-def _table(name: str, path: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise PlatformError(f"{name}: {path} has something other than a table where one must be")
-    return value
+        document = read(f"{home.path}/{FILE}", PlatformError)
+        if document is None:
+            return _Override()
+        document.allow(names())
+        table = document.table(name)
+        table.allow(("allow", "variables", "ca"))
+        return _Override(table.texts("allow"), table.mapping("variables"), table.text("ca"))
+    except PlatformError as error:
+        raise PlatformError(f"{name}: {error.message}", hint=error.hint) from error

@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from skerry.errors import ImageNotFound, InvalidRequest
+from skerry.tables import Table, read
 
 _BUILT_IN = Path(__file__).parent / "definitions"
-_KEYS = {"description", "base", "suite", "packages", "commands", "env"}
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
 _SUITE = re.compile(r"[a-z0-9][a-z0-9.-]*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +43,13 @@ def user_folder() -> Path:
 
 
 def available(folder: Path | None = None) -> dict[str, Path]:
-    """The definitions there are, by name; a user's own hides a built-in one of the same name."""
+    """Paths of all definitions, by name; a user's own replaces a built-in one of the same name."""
     folders = (_BUILT_IN, folder or user_folder())
     return {path.stem: path for place in folders for path in sorted(place.glob("*.toml"))}
 
 
 def find(name: str, folder: Path | None = None) -> Definition:
-    """The definition of that name. Raises ImageNotFound, and InvalidRequest for a file that is wrong."""
+    """The definition of that name. Raises ImageNotFound, and InvalidRequest for an invalid file."""
     known = available(folder)
     if name not in known:
         raise ImageNotFound(
@@ -64,45 +61,29 @@ def find(name: str, folder: Path | None = None) -> Definition:
 
 def load(path: Path) -> Definition:
     """The definition in a file. Raises InvalidRequest."""
-    try:
-        raw = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InvalidRequest(f"cannot read {path}: {error}") from error
-    try:
-        return _parse(path.stem, raw)
-    except ValueError as error:
-        raise InvalidRequest(f"{path}: {error}") from error
+    table = read(str(path), InvalidRequest)
+    if table is None:
+        raise InvalidRequest(f"cannot read {path}: it was removed meanwhile")
+    table.allow(("description", "base", "suite", "packages", "commands", "env"))
+    if table.values.get("base") != "debian":
+        raise table.wrong('base must be "debian"')
+    return Definition(
+        path.stem,
+        table.text("description"),
+        table.text("suite", "bookworm", _SUITE),
+        table.texts("packages", pattern=_PACKAGE),
+        _commands(table),
+        table.variables("env"),
+    )
 
 
-def _parse(name: str, raw: dict[str, Any]) -> Definition:
-    unknown = sorted(set(raw) - _KEYS)
-    _require(not unknown, f"unknown keys: {', '.join(unknown)}")
-    _require(raw.get("base") == "debian", 'base must be "debian"')
-    packages = _strings(raw.get("packages", []), "packages")
-    for package in packages:
-        _require(_PACKAGE.fullmatch(package) is not None, f"{package!r} is not the name of a package")
-    suite = raw.get("suite", "bookworm")
-    _require(isinstance(suite, str) and _SUITE.fullmatch(suite) is not None, "suite must be a release's name")
-    commands = raw.get("commands", [])
-    _require(isinstance(commands, list), "commands must be a list of lists of strings")
-    argvs = tuple(_strings(command, "each of commands") for command in commands)
-    _require(all(argvs), "a command is empty")
-    env = raw.get("env", {})
-    _require(isinstance(env, dict), "env must be a table of strings")
-    for variable, value in env.items():
-        _require(_VARIABLE.fullmatch(variable) is not None, f"{variable!r} is not a name for a variable")
-        _require(isinstance(value, str) and "\0" not in value, f"env.{variable} must be a string")
-    description = raw.get("description", "")
-    _require(isinstance(description, str), "description must be a string")
-    return Definition(name, description, suite, packages, argvs, env)
-
-
-def _strings(value: Any, what: str) -> tuple[str, ...]:
-    good = isinstance(value, list) and all(isinstance(item, str) and "\0" not in item for item in value)
-    _require(good, f"{what} must be a list of strings")
-    return tuple(value)
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
+def _commands(table: Table) -> tuple[tuple[str, ...], ...]:
+    commands = table.values.get("commands", [])
+    if not isinstance(commands, list):
+        raise table.wrong(f"commands must be a list of lists of strings, not {commands!r}")
+    found = []
+    for number, command in enumerate(commands, 1):
+        found.append(table.strings(f"commands, number {number},", command))
+        if not found[-1]:
+            raise table.wrong(f"commands, number {number}, is empty")
+    return tuple(found)

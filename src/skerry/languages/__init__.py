@@ -1,20 +1,18 @@
-"""The languages that programs can be written in: data, see languages.toml, which an operator extends."""
+"""The languages that programs can be written in: languages.toml, and the operator's additions to it."""
 
 from __future__ import annotations
 
 import os
 import re
-import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.resources import files
-from typing import Any
 
 from skerry.errors import LanguageNotFound, PlatformError
+from skerry.tables import VARIABLE, Table, parse, read
 
 FILE = "languages.toml"
 _NAME = re.compile(r"[a-z][a-z0-9+#.-]{0,31}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VERSION = re.compile(r"\d+(\.\d+)+")
 VERSION_MAX = 64
 INSTALLERS = ("pip", "npm")
@@ -22,7 +20,7 @@ INSTALLERS = ("pip", "npm")
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """What is made once for each image and version of a language, for all programs to read."""
+    """Files compiled once for each image and version of a language, read by all its programs."""
 
     variable: str
     command: tuple[str, ...]
@@ -45,18 +43,18 @@ class Language:
     packages: str = ""
 
     def needs_file(self, source: bytes) -> bool:
-        """Whether a program cannot be read from a pipe."""
+        """True if this program cannot be read from a pipe."""
         beginning = source[:4096].decode("utf-8", "replace").splitlines()[:2]
         return bool(self.warm_unless) and any(re.search(self.warm_unless, line) for line in beginning)
 
     def variables(self, cpus: float) -> dict[str, str]:
-        """Its variables, for a program that may use so many cores."""
+        """Its environment variables, for a program with a limit of `cpus` cores."""
         cores = str(max(1, int(cpus)))
         return {name: value.replace("{cores}", cores) for name, value in self.env.items()}
 
 
 class Languages:
-    """Those that come with Skerry, and what `languages.toml` in `home` says of them."""
+    """The languages that Skerry ships, changed and extended by `languages.toml` in `home`."""
 
     def __init__(self, home: str) -> None:
         self._path = f"{home}/{FILE}"
@@ -65,12 +63,12 @@ class Languages:
         self._names: dict[str, Language] = {}
 
     def list(self) -> list[Language]:
-        """All of them. Raises PlatformError when the operator's file is wrong."""
+        """All languages. Raises PlatformError for an invalid languages.toml."""
         self._load()
         return list(self._known.values())
 
     def get(self, name: str) -> Language:
-        """By name or alias. Raises LanguageNotFound, PlatformError when the operator's file is wrong."""
+        """By name or alias. Raises LanguageNotFound, and PlatformError for an invalid languages.toml."""
         self._load()
         found = self._names.get(name)
         if found is None:
@@ -81,34 +79,30 @@ class Languages:
         return found
 
     def _load(self) -> None:
-        """Read the operator's file, if it has changed."""
+        """Read the operator's file if it has changed."""
         stamp = _stamp(self._path)
         if stamp == self._stamp and self._known:
             return
-        tables = _tables(files(__package__).joinpath(FILE).read_text(), FILE)
-        try:
-            with open(self._path, encoding="utf-8") as file:
-                own = _tables(file.read(), self._path)
-        except FileNotFoundError:
-            own = {}
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise PlatformError(f"cannot read {self._path}: {reason}") from error
-        for name, table in own.items():
-            tables[name] = {**tables.get(name, {}), **table}
-        known = {name: _language(name, table, self._path) for name, table in tables.items()}
+        shipped = parse(files(__package__).joinpath(FILE).read_text(), FILE, PlatformError)
+        own = read(self._path, PlatformError) or Table({}, self._path, PlatformError)
+        own.names(_NAME, "a language")
+        values = {name: dict(table.values) for name, table in shipped.tables().items()}
+        for name, table in own.tables().items():
+            values[name] = {**values.get(name, {}), **table.values}
+        merged = Table(values, self._path, PlatformError)
+        known = {name: _language(table) for name, table in merged.tables().items()}
         names = dict(known)
         for language in known.values():
             for alias in language.aliases:
                 if names.setdefault(alias, language) is not language:
                     raise PlatformError(
-                        f"{self._path}: {alias!r} is a name of both {names[alias].name} and {language.name}"
+                        f"{self._path}: {names[alias].name} and {language.name} are both called {alias!r}"
                     )
         self._known, self._names, self._stamp = known, names, stamp
 
 
 def version_in(text: str) -> str:
-    """The number in what a version command printed, or its first line if there is none."""
+    """The version number in a version command's output, or its first line if it has none."""
     line = text.strip().partition("\n")[0]
     found = _VERSION.search(line)
     return (found[0] if found else line)[:VERSION_MAX]
@@ -122,96 +116,43 @@ def _stamp(path: str) -> tuple[int, int]:
     return info.st_mtime_ns, info.st_ino
 
 
-def _tables(text: str, path: str) -> dict[str, dict[str, Any]]:
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise PlatformError(f"{path} is not TOML: {error}") from error
-    for name, table in document.items():
-        if not isinstance(table, dict):
-            raise PlatformError(f"{path}: {name} is not a table", hint="each language is a [table]")
-    return document
-
-
-_KINDS = {
-    "file": "a text",
-    "image": "a text",
-    "install": "a text",
-    "command": "a list of texts",
-    "version": "a list of texts",
-    "aliases": "a list of texts",
-    "env": "a table of texts",
-    "cache": "a table with variable, command and perhaps clock",
-    "warm": "true or false",
-    "warm_unless": "a text",
-    "packages": "a text",
-}
-
-
-def _language(name: str, table: dict[str, Any], path: str) -> Language:
-    """Raises PlatformError, which says what is wrong with it."""
-
-    def wrong(what: str, hint: str = "") -> PlatformError:
-        return PlatformError(f"{path}: [{name}] {what}", hint=hint)
-
-    def check(key: str, value: Any, kind: str) -> None:
-        texts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
-        right = {
-            "a text": isinstance(value, str),
-            "a list of texts": isinstance(value, list) and all(isinstance(text, str) for text in value),
-            "true or false": isinstance(value, bool),
-            "a table of texts": isinstance(value, dict)
-            and all(isinstance(text, str) for text in value.values()),
-        }
-        if not right.get(kind, isinstance(value, dict)):
-            raise wrong(f"{key} is not {kind}")
-        if any("\0" in text for text in texts):
-            raise wrong(f"{key} holds a NUL")
-
-    if not _NAME.fullmatch(name):
-        raise PlatformError(f"{path}: {name!r} cannot be the name of a language")
-    if unknown := sorted(set(table) - set(_KINDS)):
-        raise wrong(f"has an unknown {unknown[0]!r}", f"known: {', '.join(_KINDS)}")
-    for key, value in table.items():
-        check(key, value, _KINDS[key])
+def _language(table: Table) -> Language:
+    """Raises PlatformError."""
+    table.allow([each.name for each in fields(Language) if each.name != "name"])
+    language = Language(
+        name=table.name,
+        file=table.text("file", pattern=_FILE_NAME),
+        command=table.texts("command"),
+        version=table.texts("version"),
+        image=table.text("image", "host"),
+        install=table.text("install"),
+        aliases=table.texts("aliases", pattern=_NAME),
+        env=table.variables("env"),
+        cache=_cache(table.table("cache")) if "cache" in table.values else None,
+        warm=table.truth("warm"),
+        warm_unless=table.text("warm_unless"),
+        packages=table.text("packages"),
+    )
     for key in ("file", "command", "version"):
-        if not table.get(key):
-            raise wrong(f"has no {key}")
-    if not _FILE_NAME.fullmatch(table["file"]):
-        raise wrong(f"file is not a plain name: {table['file']!r}")
-    for variable in table.get("env", {}):
-        if not _VARIABLE.fullmatch(variable):
-            raise wrong(f"has a variable with the name {variable!r}")
-    for alias in table.get("aliases", []):
-        if not _NAME.fullmatch(alias):
-            raise wrong(f"cannot be called {alias!r}")
+        if not getattr(language, key):
+            raise table.wrong(f"{key} is missing")
+    if language.packages not in ("", *INSTALLERS):
+        raise table.wrong(f"packages must be one of {', '.join(INSTALLERS)}, not {language.packages!r}")
     try:
-        re.compile(table.get("warm_unless", ""))
+        re.compile(language.warm_unless)
     except re.error as error:
-        raise wrong(f"warm_unless is not a pattern: {error}") from error
-    if table.get("packages", "") not in ("", *INSTALLERS):
-        raise wrong(f"packages is none of {', '.join(INSTALLERS)}")
-    cache = None
-    if "cache" in table:
-        said = {"clock": "", **table["cache"]}
-        if set(said) != {"variable", "command", "clock"} or not _VARIABLE.fullmatch(str(said["variable"])):
-            raise wrong(f"cache is not {_KINDS['cache']}")
-        check("cache.command", said["command"], "a list of texts")
-        check("cache.clock", said["clock"], "a text")
-        if not said["command"] or (said["clock"] and not _FILE_NAME.fullmatch(said["clock"])):
-            raise wrong(f"cache is not {_KINDS['cache']}")
-        cache = Cache(said["variable"], tuple(said["command"]), said["clock"])
-    return Language(
-        name=name,
-        file=table["file"],
-        command=tuple(table["command"]),
-        version=tuple(table["version"]),
-        image=table.get("image", "host"),
-        install=table.get("install", ""),
-        aliases=tuple(table.get("aliases", [])),
-        env=table.get("env", {}),
-        cache=cache,
-        warm=table.get("warm", False),
-        warm_unless=table.get("warm_unless", ""),
-        packages=table.get("packages", ""),
+        raise table.wrong(f"warm_unless is not a regular expression: {error}") from error
+    return language
+
+
+def _cache(table: Table) -> Cache:
+    """Raises PlatformError."""
+    table.allow(("variable", "command", "clock"))
+    for key in ("variable", "command"):
+        if not table.values.get(key):
+            raise table.wrong(f"{key} is missing")
+    return Cache(
+        table.text("variable", pattern=VARIABLE),
+        table.texts("command"),
+        table.text("clock", pattern=_FILE_NAME),
     )
