@@ -114,13 +114,10 @@ static void flush(void)
         ssize_t n = send(host.fd, queue + queue_sent, queue_len - queue_sent, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0 && errno != EAGAIN) {
-            disconnect();
-            return;
-        }
-        if (n < 0)
+        if (n < 0 && errno == EAGAIN)
             break;
-        queue_sent += (size_t)n;
+        /* A host that is gone reads no answers. What it said before it went is still to be read: see host_ready(). */
+        queue_sent = n < 0 ? queue_len : queue_sent + (size_t)n;
     }
     if (queue_sent == queue_len) {
         queue_sent = queue_len = queue_size = 0;

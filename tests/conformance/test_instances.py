@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import struct
 from pathlib import Path
 
 import pytest
 
 from skerry.errors import EnvironmentNotFound, GuestFailed, LaunchFailed, LimitReached
+from skerry.guest import frames
 from skerry.guest.channel import Channel, Start
 from skerry.guest.frames import Type
 from skerry.ids import new_id
@@ -127,6 +130,38 @@ async def test_an_instance_that_no_daemon_connects_to_ends_by_itself(site: Site)
         return on_host(nap) == []
 
     await eventually(gone)
+
+
+async def test_instance_obeys_a_daemon_that_died_with_answers_unread(site: Site) -> None:
+    """The guest learns of the reset when it sends, before it has read what the daemon said last."""
+    spec = site.spec()
+    await site.backend.start(spec)
+    try:
+        live = site.backend._live[spec.environment_id]  # type: ignore[attr-defined]
+        guest = getattr(live, "running", live).handle.pid
+        connection = await site.backend.connect(spec.environment_id)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(connection, frames.encode(Type.HELLO, 0, struct.pack("<I", frames.VERSION)))
+        for _ in range(20):  # many times what fits into the socket on the way back
+            await loop.sock_sendall(connection, frames.encode(Type.PING, 1, bytes(100_000)))
+        os.kill(guest, signal.SIGSTOP)
+        try:
+            await eventually(lambda: stopped(guest))
+            connection.send(frames.encode(Type.STAY, 0, struct.pack("<Q", 1)))
+            connection.close()
+        finally:
+            os.kill(guest, signal.SIGCONT)
+        await site.backend.wait(spec.environment_id)  # else it would stay for an hour
+    finally:
+        await site.backend.stop(spec.environment_id)
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+async def stopped(pid: int) -> bool:
+    return state(pid) == "T"
 
 
 async def test_an_instance_is_taken_over_by_another_backend_object(site: Site) -> None:
