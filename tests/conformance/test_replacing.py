@@ -1,21 +1,25 @@
-"""A file that is written in pieces: the old content or the new one, and nothing beside them."""
+"""A file that is read or written in pieces: the old content or the new one, and nothing beside them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator
 
 import pytest
 
-from skerry.errors import DiskFull, FileConflict, LimitReached, SkerryError
+from skerry.errors import Busy, DiskFull, FileConflict, LimitReached, SkerryError
 from skerry.guest import files
-from skerry.guest.channel import WRITE_MAX, Channel
+from skerry.guest.channel import READ_MAX, WRITE_MAX, Channel
+from skerry.guest.frames import Flag
 from skerry.policy import MIB
 from tests.conformance.harness import LIMITS, Box, Site, needs
 
 OLD = b"old " * 50_000
 NEW = random.Random(7).randbytes(5 * WRITE_MAX + 17)
+HANDLES_MAX = 256
+"""Of a guest: native/handles.c."""
 
 
 async def pieces(data: bytes, size: int = 50_000) -> AsyncIterator[bytes]:
@@ -43,6 +47,14 @@ async def half(channel: Channel, path: str) -> asyncio.Task[None]:
     task = asyncio.create_task(files.write(channel, path, aiter(held)))
     await held.half_sent.wait()
     return task
+
+
+async def rest(reader: files.Reader, at: int, length: int = READ_MAX) -> bytes:
+    """The file from `at` on, in pieces of `length`."""
+    found = b""
+    while len(piece := await reader.read(at + len(found), length)) == length:
+        found += piece
+    return found + piece
 
 
 async def entries(box: Box, directory: str) -> bytes:
@@ -76,7 +88,7 @@ async def test_lost_daemon_leaves_the_old_content_and_nothing_else(site: Site) -
         assert await box.content("lost/file") == OLD
         assert await entries(box, "lost") == b"file\n"
         with pytest.raises(SkerryError, match="Bad file descriptor"):
-            await box.channel.write("lost/file", b"x", 5, handle=1, last=True)
+            await box.channel.write("lost/file", b"x", 5, handle=1, flags=Flag.COMMIT)
         task.cancel()
         await asyncio.wait([task])
         await old.close()
@@ -120,7 +132,7 @@ async def test_what_cannot_be_replaced_is_refused_as_ever(box: Box) -> None:
 
 
 async def test_writes_under_way_are_limited(box: Box) -> None:
-    tasks = [await half(box.channel, f"many-{number}") for number in range(64)]
+    tasks = [await half(box.channel, f"many-{number}") for number in range(HANDLES_MAX)]
     with pytest.raises(LimitReached):
         await files.write(box.channel, "one-more", pieces(NEW))
     for task in tasks:
@@ -128,6 +140,52 @@ async def test_writes_under_way_are_limited(box: Box) -> None:
     await asyncio.wait(tasks)
     await files.write(box.channel, "one-more", pieces(NEW))
     assert await box.content("one-more") == NEW
+
+
+@pytest.mark.parametrize("length", [READ_MAX, 50_000])
+async def test_file_that_is_replaced_while_it_is_read_is_read_as_it_was(box: Box, length: int) -> None:
+    await files.write(box.channel, "read", pieces(NEW))
+    with contextlib.closing(files.Reader(box.channel, "read")) as reader:
+        found = await reader.read(0, length)
+        await box.sh("mv read moved; head -c 2000000 /dev/zero >read")
+        assert await reader.size() == len(NEW)
+        assert found + await rest(reader, length, length) == NEW
+    await box.sh("rm read moved")
+
+
+async def test_reads_under_way_are_limited_and_end_with_their_channel(site: Site) -> None:
+    async with site.box() as box:
+        await files.write(box.channel, "large", pieces(NEW))
+        await box.channel.write("small", b"small")
+        readers = [files.Reader(box.channel, "large") for _ in range(HANDLES_MAX + 1)]
+        for reader in readers[:-1]:
+            await reader.read(0, 1000)
+        with pytest.raises(Busy):
+            await readers[-1].read(0, 1000)
+        small = files.Reader(box.channel, "small")
+        assert await small.read(0, READ_MAX) == b"small"  # it is closed at once
+        readers[0].close()
+        assert await rest(files.Reader(box.channel, "large"), 0) == NEW
+        # Read to its end, it is closed as well.
+        assert await files.Reader(box.channel, "large").read(0, 1000) == NEW[:1000]
+        old, box.channel = box.channel, await box.reconnect()
+        await old.close()
+        for reader in [files.Reader(box.channel, "large") for _ in range(HANDLES_MAX)]:
+            assert await reader.read(0, 1000) == NEW[:1000]
+
+
+async def test_file_that_is_replaced_while_it_is_written_to_at_an_offset_has_none_of_it(box: Box) -> None:
+    await files.write(box.channel, "at", pieces(OLD))
+
+    async def content() -> AsyncIterator[bytes]:
+        yield NEW[: 2 * WRITE_MAX]
+        # The first piece has been written when the next is asked for.
+        await box.sh("mv at moved; echo other >at")
+        yield NEW[2 * WRITE_MAX :]
+
+    await files.write(box.channel, "at", content(), 3)
+    assert await box.content("at") == b"other\n"
+    assert await box.content("moved") == OLD[:3] + NEW + OLD[3 + len(NEW) :]
 
 
 @needs("own_root")

@@ -309,6 +309,34 @@ def test_a_caller_that_leaves_an_applet_does_not_wait_for_it(monkeypatch: pytest
     test()
 
 
+@pytest.mark.parametrize("canceled", ["start", "kill"])
+def test_kill_whose_caller_has_gone_has_a_deadline(monkeypatch: pytest.MonkeyPatch, canceled: str) -> None:
+    """Of a guest that never confirms it, the channel ends, and so the environment."""
+    monkeypatch.setattr(channel_module, "ANSWER_SECONDS", 0.05)
+
+    @asynchronous
+    async def test() -> None:
+        async with guest() as (hostile, channel):
+            if canceled == "kill":
+                process = await running(hostile, channel)
+                call: asyncio.Future[Any] = asyncio.ensure_future(process.kill())
+                await hostile.take(Type.KILL)
+            else:
+                call = asyncio.ensure_future(channel.start(Start(argv=["x"])))
+                await hostile.take(Type.START)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            if canceled == "start":
+                _, id_, _ = await hostile.take(Type.KILL)
+                await hostile.send(Type.STARTED, id_, STARTED)
+                await hostile.send(Type.EXIT, id_, ended(137, 9))
+            async with asyncio.timeout(SECONDS / 2):
+                assert await channel.closed == channel_module.NO_ANSWER
+
+    test()
+
+
 # ---- ids and order ----
 
 

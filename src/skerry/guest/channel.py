@@ -240,11 +240,16 @@ class GuestProcess:
         """Kill it with everything that it started; returns when nothing of it lives. Raises GuestFailed."""
         if self._killed is None:
             self._channel.check_open()
-            self._killed = self._channel.loop.create_future()
-            self._killed.add_done_callback(_retrieve)
-            self._channel.adopt(self)
-            self._channel.send(Type.KILL, self.id)
-        await self._channel.answer(asyncio.shield(self._killed))
+            self.begin_kill()
+        await asyncio.shield(cast("asyncio.Future[None]", self._killed))
+
+    def begin_kill(self) -> None:
+        """Kill it, also when nobody waits: a guest that does not confirm it in time is given up."""
+        self._killed = self._channel.loop.create_future()
+        self._killed.add_done_callback(_retrieve)
+        self._channel.expect(self._killed)
+        self._channel.adopt(self)
+        self._channel.send(Type.KILL, self.id)
 
     def forget(self) -> None:
         """Let the guest drop what it keeps of an ended execution."""
@@ -420,7 +425,8 @@ class Channel(asyncio.Protocol):
             try:
                 await self.answer(process.started())
             except asyncio.CancelledError:
-                self.send(Type.KILL, process.id)
+                if not self.closed.done():
+                    process.begin_kill()
                 raise
             except Conflict:  # something that an earlier connection started has this id
                 self._processes.pop(process.id, None)
@@ -477,25 +483,31 @@ class Channel(asyncio.Protocol):
 
     # Files: one short operation each. Paths are relative to the workspace, or absolute below it or /tmp.
 
-    async def read(self, path: str, offset: int = 0, length: int = READ_MAX) -> bytes:
-        """At most READ_MAX bytes; empty at the end of the file."""
+    async def read(
+        self, path: str, offset: int = 0, length: int = READ_MAX, *, handle: int = 0, first: bool = False
+    ) -> bytes:
+        """At most READ_MAX bytes; empty at the end of the file.
+
+        With a handle, the file that was opened for the `first` piece stays open until a piece is shorter than asked
+        for: see `guest.files.Reader`.
+        """
         fields = frames.field(Tag.OFFSET, struct.pack("<Q", offset))
         fields += frames.field(Tag.LENGTH, struct.pack("<I", min(length, READ_MAX)))
+        if handle:
+            fields += _handle(handle, Flag.KEEP * first)
         return await self._file(Type.FILE_READ, path, fields)
 
     async def write(
-        self, path: str, data: bytes, offset: int | None = None, *, handle: int = 0, last: bool = False
+        self, path: str, data: bytes, offset: int | None = None, *, handle: int = 0, flags: int = 0
     ) -> None:
         """Write at most WRITE_MAX bytes; without an offset they become the whole content.
 
-        With a handle they are a piece of a new content, which replaces the old one with the `last` piece: see
-        `guest.files.write()`.
+        With a handle they are one piece of many: TRUNCATE among the `flags` begins new content, which replaces the old
+        one with the piece that has COMMIT; KEEP begins to write to the file itself. See `guest.files.write()`.
         """
-        flags = Flag.COMMIT * last | (0 if handle and offset is not None else Flag.PARENTS)
-        flags |= Flag.TRUNCATE if offset is None else 0
-        fields = frames.field(Tag.FLAGS, struct.pack("<I", flags))
-        if handle:
-            fields += frames.field(Tag.HANDLE, struct.pack("<I", handle))
+        if not handle:
+            flags = Flag.PARENTS | (Flag.TRUNCATE if offset is None else 0)
+        fields = _handle(handle, flags)
         fields += frames.field(Tag.OFFSET, struct.pack("<Q", offset or 0)) + frames.field(Tag.DATA, data)
         await self._file(Type.FILE_WRITE, path, fields)
 
@@ -503,14 +515,14 @@ class Channel(asyncio.Protocol):
         self._last_handle = self._last_handle % 0xFFFF_FFFF + 1
         return self._last_handle
 
-    def abort_write(self, path: str, handle: int) -> None:
-        """Give up a new content. Nobody waits for the answer."""
-        fields = frames.field(Tag.FLAGS, struct.pack("<I", Flag.ABORT))
-        fields += frames.field(Tag.HANDLE, struct.pack("<I", handle))
-        self.send(Type.FILE_WRITE, REQUESTS, frames.field(Tag.PATH, path_bytes(path)) + fields)
+    def drop_handle(self, path: str, handle: int) -> None:
+        """Have the guest close it; new content that is not complete is gone. Nobody waits for the answer."""
+        payload = frames.field(Tag.PATH, path_bytes(path)) + _handle(handle, Flag.ABORT)
+        self.send(Type.FILE_WRITE, REQUESTS, payload)
 
-    async def stat(self, path: str) -> FileInfo:
-        return parse_stat(await self._file(Type.FILE_STAT, path), path)
+    async def stat(self, path: str, *, handle: int = 0) -> FileInfo:
+        """Symlinks are not followed. With a handle: the file that is open under it."""
+        return parse_stat(await self._file(Type.FILE_STAT, path, _handle(handle) if handle else b""), path)
 
     async def mkdir(self, path: str) -> None:
         await self._file(Type.FILE_MKDIR, path)
@@ -570,6 +582,11 @@ class Channel(asyncio.Protocol):
             self._end(NO_ANSWER)
             raise GuestFailed(NO_ANSWER) from error
 
+    def expect(self, answer: asyncio.Future[Any]) -> None:
+        """Give the guest up unless `answer` is done in time, whether or not somebody still waits for it."""
+        patience = self.loop.call_later(ANSWER_SECONDS, self._end, NO_ANSWER)
+        answer.add_done_callback(lambda _: patience.cancel())
+
     async def _request(
         self, type_: Type, payload: bytes = b"", answered: Callable[[], None] = lambda: None
     ) -> bytes:
@@ -579,15 +596,14 @@ class Channel(asyncio.Protocol):
         self.check_open()
         self._last_request = id_ = REQUESTS | (self._last_request + 1) % REQUESTS
         future: asyncio.Future[bytes] = self.loop.create_future()
-        patience = self.loop.call_later(ANSWER_SECONDS, self._end, NO_ANSWER)
 
         def done(_: asyncio.Future[bytes]) -> None:
             _retrieve(future)
-            patience.cancel()
             del self._requests[id_]
             answered()
 
         future.add_done_callback(done)
+        self.expect(future)
         self._requests[id_] = future
         self._useless = 0
         self.send(type_, id_, payload)
@@ -678,6 +694,11 @@ class Channel(asyncio.Protocol):
             self._transport.abort()
 
 
+def _handle(number: int, flags: int = 0) -> bytes:
+    fields = frames.field(Tag.FLAGS, struct.pack("<I", flags))
+    return fields + frames.field(Tag.HANDLE, struct.pack("<I", number)) if number else fields
+
+
 def path_bytes(path: str) -> bytes:
     """A caller's path for the wire. Raises InvalidRequest for what no path can be."""
     data = path.encode("utf-8", "surrogateescape")
@@ -741,7 +762,11 @@ _FILE_ERRORS: dict[int, tuple[type[SkerryError], str, str]] = {
         "no space left for {path}",
         "remove files, or create the environment with more disk",
     ),
-    errno.EMFILE: (Busy, "{path}: too many files are being written in this environment", "try again later"),
+    errno.EMFILE: (
+        Busy,
+        "{path}: too many files are being read and written in this environment",
+        "try again later",
+    ),
     errno.EFBIG: (DiskFull, "{path} would be larger than the disk limit", ""),
     errno.ENAMETOOLONG: (InvalidRequest, "a name in {path} is too long", "names have at most 255 bytes"),
     errno.EINVAL: (InvalidRequest, "{path} is not a valid path", ""),

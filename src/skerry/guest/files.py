@@ -15,7 +15,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 
 from skerry.errors import FileConflict, GuestFailed, InvalidRequest, SkerryError
 from skerry.fairness import budget
-from skerry.guest.channel import WRITE_MAX, Channel, GuestProcess, Start, file_error, path_bytes, printable
+from skerry.guest.channel import (
+    READ_MAX,
+    WRITE_MAX,
+    Channel,
+    GuestProcess,
+    Start,
+    file_error,
+    path_bytes,
+    printable,
+)
+from skerry.guest.frames import Flag
 from skerry.guest.records import name_of, parse_stat
 from skerry.models import FileEvent, FileInfo
 
@@ -47,26 +57,76 @@ _EVENTS = {
 }
 
 
-async def write(channel: Channel, path: str, chunks: AsyncIterator[bytes]) -> None:
+class Reader:
+    """Reads a file piece by piece. The guest keeps it open, so that all pieces are of one file, replaced or not.
+
+    To be closed, unless a piece was shorter than asked for.
+    """
+
+    def __init__(self, channel: Channel, path: str) -> None:
+        self._channel = channel
+        self._path = path
+        self._handle = 0
+        self._open = False
+
+    async def read(self, offset: int, length: int, *, more: bool = True) -> bytes:
+        """At most READ_MAX bytes. With `more`, the file stays open if there may be any.
+
+        Raises FileMissing, FileConflict, FileDenied, PathOutside, InvalidRequest, Busy, GuestFailed.
+        """
+        length = min(length, READ_MAX)
+        first = self._handle == 0
+        if first and more:
+            self._handle = self._channel.new_handle()
+            self._open = True
+        try:
+            data = await self._channel.read(self._path, offset, length, handle=self._handle, first=first)
+        except SkerryError:  # the guest has closed it
+            self._open = False
+            raise
+        if len(data) < length:
+            self._open = False
+        return data
+
+    async def size(self) -> int:
+        """Of the file that is open."""
+        return (await self._channel.stat(self._path, handle=self._handle)).size
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._channel.drop_handle(self._path, self._handle)
+
+
+async def write(channel: Channel, path: str, chunks: AsyncIterator[bytes], offset: int | None = None) -> None:
     """Replace a file's content by all chunks, or leave it as it was if not all of them come.
+
+    With an offset, overwrite it from there on: what is not overwritten stays, also when not all chunks come.
 
     Content of one piece is one request. The pieces of larger content are kept by the guest, without a name, until the
     last one has come; a guest that loses its daemon drops them.
     """
     handle = sent = 0
+    begin = Flag.PARENTS | (Flag.TRUNCATE if offset is None else Flag.KEEP)
     held = bytearray()
     try:
         async for chunk in chunks:
             held += chunk
             while len(held) > WRITE_MAX:
+                flags = 0 if handle else begin
                 handle = handle or channel.new_handle()
-                await channel.write(path, bytes(held[:WRITE_MAX]), sent or None, handle=handle)
+                at = (offset or 0) + sent
+                await channel.write(path, bytes(held[:WRITE_MAX]), at, handle=handle, flags=flags)
                 del held[:WRITE_MAX]
                 sent += WRITE_MAX
-        await channel.write(path, bytes(held), sent or None, handle=handle, last=bool(handle))
+        if handle:
+            at = (offset or 0) + sent
+            await channel.write(path, bytes(held), at, handle=handle, flags=Flag.COMMIT)
+        else:
+            await channel.write(path, bytes(held), offset)
     except BaseException:
         if handle:
-            channel.abort_write(path, handle)
+            channel.drop_handle(path, handle)
         raise
 
 

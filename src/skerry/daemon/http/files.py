@@ -41,7 +41,7 @@ from skerry.errors import (
     PathOutside,
 )
 from skerry.guest import files
-from skerry.guest.channel import READ_MAX, WRITE_MAX, Channel
+from skerry.guest.channel import READ_MAX, WRITE_MAX
 from skerry.guest.files import Listing
 from skerry.manager.audit.acts import Digest
 from skerry.models import FileEvent, FileInfo, encode_bytes, encoding_of
@@ -115,10 +115,7 @@ async def write(
         path, chunks = body.path, _pieces(await decode(body.content, body.encoding, "content"))
     async with call.using(environment_id, "file.write", path=path, offset=offset) as use:
         seen = Digest()
-        if offset is None:
-            await files.write(use.channel, path, _digested(seen, chunks))
-        else:
-            await _write(use.channel, path, offset, _digested(seen, chunks))
+        await files.write(use.channel, path, _digested(seen, chunks), offset)
         use.told["content"] = seen.told()
     return reply({"error": False, "message": "File saved successfully.", "size": seen.size})
 
@@ -186,33 +183,21 @@ async def _read(
     async with call.using(environment_id, "file.read", **told) as use:
         left = length if length is not None else 1 << 63
         seen = Digest()
-        while True:
-            wanted = min(left, READ_MAX if expect is None else AT_ONCE)
-            data = await use.channel.read(path, offset, wanted)
-            seen.update(data)
-            if data:
-                yield data
-            offset += wanted
-            left -= wanted
-            if len(data) < wanted or left <= 0:
-                use.told["content"] = seen.told()
-                return
-            if expect is not None:
-                size = (await use.channel.stat(path)).size
-                expect(wanted + min(max(0, size - offset), left))
-                expect = None
-
-
-async def _write(channel: Channel, path: str, offset: int, chunks: AsyncIterator[bytes]) -> None:
-    """In place: what is not overwritten stays, also when not all chunks come."""
-    size = 0
-    async for chunk in chunks:
-        for begin in range(0, len(chunk), WRITE_MAX):
-            piece = chunk[begin : begin + WRITE_MAX]
-            await channel.write(path, piece, offset + size)
-            size += len(piece)
-    if not size:
-        await channel.write(path, b"", offset)
+        with contextlib.closing(files.Reader(use.channel, path)) as reader:
+            while True:
+                wanted = min(left, READ_MAX if expect is None else AT_ONCE)
+                data = await reader.read(offset, wanted, more=left > wanted)
+                seen.update(data)
+                if data:
+                    yield data
+                offset += wanted
+                left -= wanted
+                if len(data) < wanted or left <= 0:
+                    use.told["content"] = seen.told()
+                    return
+                if expect is not None:
+                    expect(wanted + min(max(0, await reader.size() - offset), left))
+                    expect = None
 
 
 async def _digested(seen: Digest, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
