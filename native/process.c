@@ -38,7 +38,9 @@
 #define SMALL_FRAME 1024 /* frames below this are paced, so that single bytes come together */
 #define SMALL_BURST 32
 #define SMALL_PER_MS 1
-#define KILL_PATIENCE_MS 2000
+#define CHASE_MS 2000    /* before a tree that keeps forking is ended by kill(-1) */
+#define REPORT_MS 4000   /* for a shell or a supervisor, not waiting for a CPU, to report the end of what was killed */
+#define STARVED_MS 25000 /* ... waiting or not; the host's limit is 40 s */
 #define PTY_PATIENCE_MS 200
 
 struct stream {
@@ -63,8 +65,9 @@ struct sk_process {
     bool told;      /* ... and the host knows */
     bool killing;
     uint64_t since; /* of the kill, or of the end */
-    pid_t newest;   /* the highest pid that the kill has found so far */
-    bool forks;     /* the last look of the kill has found a higher one than the looks before */
+    uint64_t idle_since;   /* of a kill: who is to report its end has not been seen to wait for a CPU since then */
+    struct sk_chase chase; /* of a kill */
+    bool outruns;          /* ... so far */
     int code, signo;
     struct rusage usage;
     struct stream out[STREAMS];
@@ -927,12 +930,7 @@ void sk_process_signal(uint32_t id, int signo)
 static bool kill_tree(struct sk_process *p)
 {
     stop_tree(p);
-    p->forks = false;
-    for (size_t i = 0; i < tree.count; i++)
-        if (tree.pids[i] > p->newest) {
-            p->newest = tree.pids[i];
-            p->forks = true;
-        }
+    p->outruns = sk_tree_outruns(&p->chase, &tree);
     if (tree.count == 0)
         return true;
     signal_tree(SIGKILL);
@@ -959,27 +957,43 @@ void sk_process_kill(uint32_t id)
     if (!p->killing) {
         p->killing = true;
         p->since = sk_now_ms();
+        p->idle_since = p->since;
+        p->chase = (struct sk_chase){ 0 };
     }
     kill_tree(p);
     sk_tick(true);
+}
+
+/* The last report is awaited, so that the end is told as it was and a shell keeps its state; and the dead, which keep
+ * their places under the process limit until then. */
+static bool kill_settled(struct sk_process *p)
+{
+    uint64_t now = sk_now_ms();
+    pid_t shell = sk_shell_pid(p);
+    if (p->supervisor == 0 && p->exited && !tree.dying)
+        return true;
+    if (sk_waits_for_machine(shell != 0 ? shell : p->supervisor))
+        p->idle_since = now;
+    return now - p->idle_since > REPORT_MS || now - p->since > STARVED_MS;
+}
+
+static void continue_kill(struct sk_process *p)
+{
+    bool gone = kill_tree(p);
+    /* This cannot be outrun, and spares nobody else either: so not for a tree that is only slow to die, on a busy
+     * machine. */
+    if (!gone && p->outruns && getpid() == 1 && sk_now_ms() - p->since > CHASE_MS)
+        kill(-1, SIGKILL);
+    if (gone && kill_settled(p))
+        finish_kill(p);
 }
 
 void sk_process_tick(void)
 {
     for (struct sk_process *p = processes, *next; p != NULL; p = next) {
         next = p->next;
-        if (p->killing) {
-            bool gone = kill_tree(p);
-            if (!gone && p->forks && getpid() == 1 && sk_now_ms() - p->since > KILL_PATIENCE_MS) {
-                /* It forks faster than it can be found. This cannot be outrun, and spares nobody else either: so not for
-                 * a tree that is only slow to die, on a busy machine. */
-                kill(-1, SIGKILL);
-            }
-            /* The last report is awaited, so that the end is told as it was; and the dead, which keep their places
-             * under the process limit until then. */
-            if (gone && ((p->supervisor == 0 && p->exited && !tree.dying) || sk_now_ms() - p->since > 2 * KILL_PATIENCE_MS))
-                finish_kill(p);
-        }
+        if (p->killing)
+            continue_kill(p);
         advance(p);
     }
     if (!ticking_needed())

@@ -499,6 +499,14 @@ bool sk_shell_tree(const struct sk_process *process, struct sk_tree *tree)
     return false;
 }
 
+pid_t sk_shell_pid(const struct sk_process *process)
+{
+    for (struct shell *sh = shells; sh != NULL; sh = sh->next)
+        if (sh->current == process)
+            return sh->pid;
+    return 0;
+}
+
 bool sk_shell_break(const struct sk_process *process)
 {
     for (struct shell *sh = shells; sh != NULL; sh = sh->next)

@@ -75,12 +75,12 @@ enum { /* fields of a request: u8 tag, u32 length, bytes */
 enum {
     SK_FLAG_STDIN = 1,
     SK_FLAG_PTY = 2,
-    SK_FLAG_KEEP = 4,
+    SK_FLAG_KEEP = 4, /* of an execution: its end and its last output; of a file: open, under the handle */
     SK_FLAG_TRUNCATE = 8,
     SK_FLAG_PARENTS = 16,
     SK_FLAG_REPLIES = 32, /* descriptor 9 of the program is a third stream, which comes behind the other two */
     SK_FLAG_COMMIT = 64,  /* the last frame of content with a handle: the file gets its name */
-    SK_FLAG_ABORT = 128,  /* no more of that content will come */
+    SK_FLAG_ABORT = 128,  /* the handle is given up */
 };
 
 /* ---- proto.c: bytes ---- */
@@ -211,10 +211,21 @@ struct sk_tree {
     pid_t pids[SK_TREE_MAX];
 };
 
-/* All live descendants of `root` (itself not included), less `spare` and the pids in `survivors`. */
+/* All live descendants of `root` (itself not included), less `spare`, and less `survivors` with their descendants. */
 void sk_tree_read(struct sk_tree *tree, pid_t root, pid_t spare, const struct sk_tree *survivors);
 void sk_tree_hold(bool hold); /* one look at all processes now, which holds for every reading until it is let go */
 pid_t sk_parent_of(pid_t pid); /* 0 if it is gone or dead */
+bool sk_waits_for_machine(pid_t pid); /* for a CPU, or for the disk: it is neither idle nor stopped */
+
+#define SK_CHASE_SCANS 32
+
+struct sk_chase { /* of a tree that is being killed */
+    pid_t newest;         /* of the last scan */
+    unsigned fresh_scans; /* scans in a row that found a newer process than the one before */
+};
+
+/* Notes a complete scan. True if the tree has forked faster than it was killed for more than SK_CHASE_SCANS in a row. */
+bool sk_tree_outruns(struct sk_chase *chase, const struct sk_tree *tree);
 
 /* ---- shell.c: stateful shells ---- */
 
@@ -224,13 +235,14 @@ bool sk_shell_owns(pid_t pid);   /* is it the supervisor of a shell? */
 /* The processes of the command that `process` is in its shell; false if it is not a shell's. */
 bool sk_shell_tree(const struct sk_process *process, struct sk_tree *tree);
 void sk_shell_listen(const struct sk_process *process); /* has its command ended? Handles what its shell has said */
+pid_t sk_shell_pid(const struct sk_process *process); /* the shell that its command returns to; 0: none */
 bool sk_shell_break(const struct sk_process *process); /* its shell does not notice its end: false if it has none */
 void sk_shell_detach(const struct sk_process *process); /* it is no longer of the shell's concern */
 
-/* ---- files.c: file operations that are short enough for the event loop ---- */
+/* ---- files.c, handles.c: file operations that are short enough for the event loop ---- */
 
 void sk_file_request(uint8_t type, uint32_t id, const uint8_t *payload, size_t len);
-void sk_file_disconnected(void); /* gives up all content that is under way */
+void sk_file_disconnected(void); /* closes all handles */
 
 /* ---- launch.c ---- */
 

@@ -14,16 +14,16 @@
 
 struct entry {
     pid_t pid, parent;
-    bool dead, inside;
+    bool dead, spared, inside;
 };
 
 static struct entry entries[SK_TREE_MAX];
 static size_t count;
 static bool held;
 
-/* The parent of a process, 0 if it is gone. A dead one only waits for its parent to take notice; one whose first
- * thread has ended looks the same, and is not. */
-static pid_t look(pid_t pid, bool *dead)
+/* The parent of a process and its state, 0 if it is gone. A dead one (state 'Z') only waits for its parent to take
+ * notice; one whose first thread has ended looks the same, and is told apart as 'S'. */
+static pid_t look(pid_t pid, char *state)
 {
     char path[32], text[512];
     snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
@@ -36,20 +36,28 @@ static pid_t look(pid_t pid, bool *dead)
         return 0;
     text[n] = 0;
     char *end = strrchr(text, ')'); /* the name before it may hold anything */
-    char state;
     int parent, threads;
-    if (end == NULL || sscanf(end + 1, " %c %d %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %d", &state,
+    if (end == NULL || sscanf(end + 1, " %c %d %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %d", state,
                               &parent, &threads) != 3)
         return 0;
-    *dead = state == 'X' || (state == 'Z' && threads <= 1);
+    if (*state == 'X')
+        *state = 'Z';
+    if (*state == 'Z' && threads > 1)
+        *state = 'S';
     return (pid_t)parent;
 }
 
 pid_t sk_parent_of(pid_t pid)
 {
-    bool dead;
-    pid_t parent = look(pid, &dead);
-    return parent != 0 && !dead ? parent : 0;
+    char state;
+    pid_t parent = look(pid, &state);
+    return parent != 0 && state != 'Z' ? parent : 0;
+}
+
+bool sk_waits_for_machine(pid_t pid)
+{
+    char state;
+    return pid > 0 && look(pid, &state) != 0 && (state == 'R' || state == 'D');
 }
 
 static bool listed(const struct sk_tree *tree, pid_t pid)
@@ -69,10 +77,10 @@ static void look_at_all(void)
     for (struct dirent *d; (d = readdir(dir)) != NULL && count < SK_TREE_MAX;) {
         if (d->d_name[0] < '1' || d->d_name[0] > '9')
             continue;
-        bool dead = false;
-        pid_t pid = (pid_t)atoi(d->d_name), parent = look(pid, &dead);
+        char state;
+        pid_t pid = (pid_t)atoi(d->d_name), parent = look(pid, &state);
         if (parent != 0)
-            entries[count++] = (struct entry){ pid, parent, dead, false };
+            entries[count++] = (struct entry){ .pid = pid, .parent = parent, .dead = state == 'Z' };
     }
     closedir(dir);
 }
@@ -92,13 +100,14 @@ void sk_tree_read(struct sk_tree *tree, pid_t root, pid_t spare, const struct sk
         look_at_all();
     for (size_t i = 0; i < count; i++) {
         entries[i].inside = false;
+        entries[i].spared = listed(survivors, entries[i].pid);
         tree->dying |= entries[i].dead && entries[i].parent == root;
     }
     /* Parents may have higher numbers than their children, hence until nothing changes. */
     for (bool changed = true; changed;) {
         changed = false;
         for (size_t i = 0; i < count; i++) {
-            if (entries[i].inside || entries[i].dead)
+            if (entries[i].inside || entries[i].dead || entries[i].spared)
                 continue;
             bool inside = entries[i].parent == root;
             for (size_t j = 0; j < count && !inside; j++)
@@ -108,6 +117,17 @@ void sk_tree_read(struct sk_tree *tree, pid_t root, pid_t spare, const struct sk
         }
     }
     for (size_t i = 0; i < count; i++)
-        if (entries[i].inside && entries[i].pid != spare && !listed(survivors, entries[i].pid))
+        if (entries[i].inside && entries[i].pid != spare)
             tree->pids[tree->count++] = entries[i].pid;
+}
+
+bool sk_tree_outruns(struct sk_chase *chase, const struct sk_tree *tree)
+{
+    pid_t newest = 0;
+    for (size_t i = 0; i < tree->count; i++)
+        if (tree->pids[i] > newest)
+            newest = tree->pids[i];
+    chase->fresh_scans = newest > chase->newest ? chase->fresh_scans + 1 : 0;
+    chase->newest = newest;
+    return chase->fresh_scans > SK_CHASE_SCANS;
 }

@@ -248,6 +248,25 @@ async def test_a_kill_spares_what_earlier_commands_left(box: Box, nap: str) -> N
 
 
 @posix
+async def test_a_kill_spares_what_programs_of_earlier_commands_start_meanwhile(box: Box, nap: str) -> None:
+    """Killed with the command, they would look like a tree that forks faster than it can be killed."""
+    gate = box.path("spare-gate")
+    await box.sh("mkfifo spare-gate")
+    await box.shell(f"(read line <{gate}; while :; do sleep {nap}; echo ended; done >{box.path('spare')}) &")
+    process = await box.start_shell("echo up; sleep 1000")
+    await expect(process, b"up")
+    await box.sh("echo >spare-gate")
+    await box.there(nap)
+    await process.kill()
+    await box.there(nap)
+    assert await box.channel.read("spare") == b""
+    await box.shell("kill $!")
+    for pid in await box.alive(nap):
+        await box.sh(f"kill {pid}")
+    await box.gone(nap)
+
+
+@posix
 async def test_a_background_process_neither_delays_the_end_nor_dies_with_it(box: Box, nap: str) -> None:
     result = await box.shell(f"sleep {nap} & echo started")
     assert (result.code, result.stdout) == (0, b"started\n")

@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+
+import pytest
 
 from skerry.backends.fake import FakeBackend
 from skerry.guest.channel import GuestProcess
@@ -42,8 +44,16 @@ async def ending(box: Box) -> AsyncIterator[GuestProcess]:
         os.kill(guest, signal.SIGCONT)
 
 
+def status(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+
+
 def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    return status(pid)[0]
+
+
+def parent(pid: int) -> int:
+    return int(status(pid)[1])
 
 
 def reads_from(pid: int) -> list[str]:
@@ -64,6 +74,43 @@ async def fake_box() -> AsyncIterator[Box]:
                 yield box
         finally:
             await backend.close()
+
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+@contextlib.contextmanager
+def starved(pid: int) -> Iterator[None]:
+    """The process gets no CPU, and is not stopped: as the cgroups v1 freezer has it, it waits in the kernel."""
+    frozen = FREEZER / f"skerry-test-{pid}"
+    frozen.mkdir()
+    try:
+        (frozen / "tasks").write_text(str(pid))
+        (frozen / "freezer.state").write_text("FROZEN")
+        yield
+    finally:
+        (frozen / "freezer.state").write_text("THAWED")
+        with contextlib.suppress(ProcessLookupError):
+            (FREEZER / "tasks").write_text(str(pid))
+        frozen.rmdir()
+
+
+@pytest.mark.root
+@asynchronous
+async def test_shell_that_waits_for_the_cpu_while_its_command_is_killed_keeps_its_state() -> None:
+    if not (FREEZER / "tasks").exists():
+        pytest.skip("no freezer of cgroups v1 here")
+    async with fake_box() as box:
+        await box.shell("kept=before")
+        process = await box.start_shell("kept=during; echo $BASHPID; sleep 1000")
+        fork = int(await expect(process, b"\n"))
+        with starved(parent(fork)):
+            killing = asyncio.ensure_future(process.kill())
+            done, _ = await asyncio.wait((killing,), timeout=6)  # longer than an idle shell is given
+            assert not done
+        await killing
+        assert (await process.wait()).code == 137
+        assert await box.said("echo $kept") == "before"
 
 
 @asynchronous

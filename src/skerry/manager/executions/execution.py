@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 HASHED_AT_ONCE = 1 << 20
 """Bytes: what takes about a millisecond."""
-KILL_GRACE = 10.0
-"""Seconds within which a guest must have killed what it was told to; one that has not is beyond trust."""
+KILL_GRACE = 40.0
+"""Seconds within which a guest must confirm a kill. On a starved machine it takes up to 25: see docs/adr/0004."""
 READER_GRACE = 1.0
 """Seconds that a reader has to take the last output of an execution that was killed."""
 
