@@ -122,7 +122,7 @@ def test_an_answer_that_changes_after_the_name_was_looked_up(monkeypatch: pytest
             # Nothing is kept any more: the answer for the connection is another than for the name.
             monkeypatch.setattr(resolver, "KEEP_RESOLVED", 0.0)
             it.proxy._resolver._known.clear()
-            standing = str(it.proxy._standing.address("example.com"))
+            standing = str(it.proxy._synthetic.address("example.com"))
             _, heard = await it.ask(standing, 80, http("example.com"))
             assert b"never reached" in heard
             assert b"10.0.0.1" not in heard, "addresses of the inside are not told"
@@ -260,7 +260,7 @@ def test_addresses_that_stand_for_names_are_never_dialled() -> None:
 def test_many_names() -> None:
     """Names beyond the last one that is kept take the place of the oldest, and no address stands for two."""
 
-    standing = resolver.Standing()
+    standing = resolver.SyntheticAddresses()
     first = [standing.address(f"n{number}.example") for number in range(resolver.NAMES_MAX)]
     assert len(set(first)) == resolver.NAMES_MAX
     assert standing.address("n0.example") == first[0]

@@ -19,7 +19,7 @@ import pytest
 from skerry.egress import dns, relay, resolver
 from skerry.egress import proxy as proxies
 from skerry.egress.addresses import Address
-from skerry.egress.limits import BUFFER_MAX, FREE_BUFFERS, SURPLUS_MAX, Traffic, everybody
+from skerry.egress.limits import BUFFER_MAX, FREE_BUFFERS, SURPLUS_MAX, Traffic, all_connections
 from skerry.egress.proxy import DENIALS_MAX, TOLD_AT_ONCE
 from skerry.fairness import Budget
 from skerry.policy import Limits
@@ -112,7 +112,7 @@ def test_connections_at_once() -> None:
             assert await it.run(code) == ["x"] * 5 + [""] * 3
             it.proxy.change(it.proxy.rules, Limits(connections=6))
             assert await it.run(code.replace("range(8)", "(5, 6)")) == ["x", ""]
-        assert everybody.count == 0
+        assert all_connections.count == 0
 
     in_a_network_of_its_own(main)
 
@@ -182,8 +182,8 @@ def test_a_daemon_has_descriptors_left(monkeypatch: pytest.MonkeyPatch) -> None:
             )
             assert await it.run(code) == ["x"] * 10 + [""] * 10
             assert "too many connections" in it.ledger.refused[0].reason
-            assert everybody.room == 10
-        assert everybody.room == 20
+            assert all_connections.room == 10
+        assert all_connections.room == 20
 
     in_a_network_of_its_own(main)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from skerry.egress.limits import NOTED_EVERY, SURPLUS_MAX, Crowd, Meter, Traffic
+from skerry.egress.limits import NOTED_EVERY, SURPLUS_MAX, ConnectionTotal, Meter, Traffic
 from skerry.errors import InvalidRequest
 from skerry.policy import GIB, KIB, MIB, Limits
 
 
 @pytest.fixture
-def crowd(monkeypatch: pytest.MonkeyPatch) -> Crowd:
+def total(monkeypatch: pytest.MonkeyPatch) -> ConnectionTotal:
     monkeypatch.setattr("resource.getrlimit", lambda _: (4000, 4000))
-    return Crowd()
+    return ConnectionTotal()
 
 
 def fill(meter: Meter) -> int:
@@ -23,52 +23,52 @@ def fill(meter: Meter) -> int:
     return count
 
 
-def test_places_up_to_the_limit(crowd: Crowd) -> None:
-    meter = Meter(Limits(connections=3), Traffic(), crowd)
+def test_places_up_to_the_limit(total: ConnectionTotal) -> None:
+    meter = Meter(Limits(connections=3), Traffic(), total)
     assert fill(meter) == 3
     assert meter.enter(3).startswith("its limit of 3 connections at once is reached")
     meter.leave()
     assert meter.enter(2) == ""
 
 
-def test_nobody_gets_all_places_of_a_daemon(crowd: Crowd) -> None:
-    assert fill(Meter(Limits(connections=65536), Traffic(), crowd)) == 500
-    assert fill(Meter(Limits(connections=65536), Traffic(), crowd)) == 250
-    assert fill(Meter(Limits(connections=100), Traffic(), crowd)) == 100
-    assert crowd.room == 150
+def test_nobody_gets_all_places_of_a_daemon(total: ConnectionTotal) -> None:
+    assert fill(Meter(Limits(connections=65536), Traffic(), total)) == 500
+    assert fill(Meter(Limits(connections=65536), Traffic(), total)) == 250
+    assert fill(Meter(Limits(connections=100), Traffic(), total)) == 100
+    assert total.room == 150
 
 
-def test_greedy_ones_get_the_same(crowd: Crowd) -> None:
-    meters = [Meter(Limits(connections=65536), Traffic(), crowd) for _ in range(9)]
+def test_greedy_ones_get_the_same(total: ConnectionTotal) -> None:
+    meters = [Meter(Limits(connections=65536), Traffic(), total) for _ in range(9)]
     counts = [0] * 9
     for _ in range(1000):
         for number, meter in enumerate(meters):
             counts[number] += not meter.enter(counts[number])
     assert counts == [100] * 9
-    assert crowd.room == 100
+    assert total.room == 100
 
 
-def test_those_who_are_told_why_take_places_too(crowd: Crowd) -> None:
+def test_those_who_are_told_why_take_places_too(total: ConnectionTotal) -> None:
     count = 0
-    while Meter(Limits(connections=1), Traffic(), crowd).enter_surplus(count):
+    while Meter(Limits(connections=1), Traffic(), total).enter_surplus(count):
         count += 1
     assert count == SURPLUS_MAX
     for _ in range(1000):  # environments, each with one that cannot be served
-        Meter(Limits(connections=1), Traffic(), crowd).enter_surplus(0)
-    assert crowd.room == 0
+        Meter(Limits(connections=1), Traffic(), total).enter_surplus(0)
+    assert total.room == 0
 
 
-def test_many_hold_no_more_than_some(crowd: Crowd) -> None:
+def test_many_hold_no_more_than_some(total: ConnectionTotal) -> None:
     held = []
-    for crowd.count in (0, 1, 128, 256, 1000, 5000, 1_000_000):
-        held.append(Meter(Limits(), Traffic(), crowd).piece())
+    for total.count in (0, 1, 128, 256, 1000, 5000, 1_000_000):
+        held.append(Meter(Limits(), Traffic(), total).piece())
     assert held == [256 * KIB] * 3 + [128 * KIB, 33554, 6710, 4 * KIB]
 
 
-def test_the_kernel_holds_less_for_each_of_many(crowd: Crowd) -> None:
+def test_the_kernel_holds_less_for_each_of_many(total: ConnectionTotal) -> None:
     held = []
-    for crowd.count in (1, 16, 17, 64, 128, 1000, 5000):
-        held.append(Meter(Limits(), Traffic(), crowd).buffer())
+    for total.count in (1, 16, 17, 64, 128, 1000, 5000):
+        held.append(Meter(Limits(), Traffic(), total).buffer())
     assert held == [0, 0] + [512 * KIB] * 2 + [256 * KIB, 33554, 32 * KIB]
 
 

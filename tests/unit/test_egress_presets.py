@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from skerry.egress import asking, presets
-from skerry.egress.asking import Found
+from skerry.egress import package_tools, presets
+from skerry.egress.package_tools import ToolSettings
 from skerry.egress.presets import Preset, names, preset
 from skerry.egress.rules import Rule
 from skerry.errors import InvalidRequest, PlatformError
@@ -45,7 +45,7 @@ def operator(home: Home, text: str) -> None:
     Path(home.path, "presets.toml").write_text(text)
 
 
-def found(monkeypatch: pytest.MonkeyPatch, name: str, answer: Found | None) -> None:
+def found(monkeypatch: pytest.MonkeyPatch, name: str, answer: ToolSettings | None) -> None:
     monkeypatch.setitem(presets._ASK, name, ("tool", lambda _: answer))
 
 
@@ -98,7 +98,12 @@ def test_pip(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     )
     secret_free(got, "word")
     notes = " ".join(got.notes)
-    for part in ("credentials for mirror.example.test stay here", "not on the web", "loopback", "a proxy"):
+    for part in (
+        "credentials for mirror.example.test stay here",
+        "neither http nor https",
+        "loopback",
+        "a proxy",
+    ):
         assert part in notes
 
 
@@ -237,7 +242,7 @@ def test_a_broken_file_is_named_and_not_quoted(
     with pytest.raises(PlatformError, match=f"{name}: .*/user/{file}") as error:
         preset(name, home)
     assert "password" not in str(error.value)
-    found(monkeypatch, "npm-packages", Found(reach=["https://npm.example.test"]))
+    found(monkeypatch, "npm-packages", ToolSettings(reach=["https://npm.example.test"]))
     assert preset("npm-packages", home).rules == ["npm.example.test:443"]
 
 
@@ -245,7 +250,7 @@ def test_a_tool_that_hangs(home: Home, tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "npm").write_text("#!/bin/sh\nsleep 600 &\nwait\n")
     (tmp_path / "npm").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(asking, "TIMEOUT", 0.1)
+    monkeypatch.setattr(package_tools, "TIMEOUT", 0.1)
     with pytest.raises(PlatformError, match="npm-packages: `npm config ls"):
         preset("npm-packages", home)
 
@@ -271,12 +276,12 @@ def test_authorities_that_cannot_be_read(
     monkeypatch.setenv("PIP_CERT", str(tmp_path / "ca.pem"))
     with pytest.raises(PlatformError, match=r"python-packages: .*/ca\.pem"):
         preset("python-packages", home)
-    found(monkeypatch, "npm-packages", Found(reach=["https://npm.example.test"]))
+    found(monkeypatch, "npm-packages", ToolSettings(reach=["https://npm.example.test"]))
     preset("npm-packages", home)
 
 
 def test_what_the_operator_says(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = Found(
+    tool = ToolSettings(
         {"A": "https://a.example.test", "B": "https://b.example.test"}, reach=["https://c.example.test"]
     )
     found(monkeypatch, "npm-packages", tool)
@@ -315,7 +320,7 @@ def test_what_the_operator_says(home: Home, tmp_path: Path, monkeypatch: pytest.
     ],
 )
 def test_what_an_operator_cannot_say(home: Home, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    found(monkeypatch, "npm-packages", Found(reach=["https://npm.example.test"]))
+    found(monkeypatch, "npm-packages", ToolSettings(reach=["https://npm.example.test"]))
     operator(home, text)
     with pytest.raises(PlatformError, match="npm-packages"):
         preset("npm-packages", home)
@@ -336,9 +341,9 @@ def test_asked_once_and_again_when_it_is_old(home: Home, monkeypatch: pytest.Mon
     clock = [1000.0]
     together = threading.Barrier(4)
 
-    def ask(name: str) -> Found | None:
+    def ask(name: str) -> ToolSettings | None:
         asked.append(name)
-        return Found(reach=["https://npm.example.test"]) if len(asked) != 3 else None
+        return ToolSettings(reach=["https://npm.example.test"]) if len(asked) != 3 else None
 
     def first(_: int) -> Preset:
         together.wait()

@@ -15,8 +15,8 @@ from skerry.egress.resolver import (
     RESOLVERS,
     RESOLVING_FIRST,
     RESOLVING_MAX,
+    LookupQueue,
     Resolver,
-    Turns,
     resolve,
 )
 
@@ -47,8 +47,8 @@ def test_names_that_nobody_answers_leave_room_for_others(monkeypatch: pytest.Mon
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
     async def main() -> None:
-        turns = Turns()
-        greedy = [Resolver(resolve, turns) for _ in range(60)]
+        queue = LookupQueue()
+        greedy = [Resolver(resolve, queue) for _ in range(60)]
         asking = []
         for one in greedy:
             asking += [asyncio.create_task(one.addresses(f"silent{n}.example")) for n in range(20)]
@@ -56,7 +56,7 @@ def test_names_that_nobody_answers_leave_room_for_others(monkeypatch: pytest.Mon
         for one in greedy[:6]:
             await one.close()
         async with asyncio.timeout(30):
-            [found] = await Resolver(resolve, turns).addresses("friendly.example")
+            [found] = await Resolver(resolve, queue).addresses("friendly.example")
         assert str(found) == "93.184.0.1"
         silence.set()
         await asyncio.gather(*asking, return_exceptions=True)
@@ -74,21 +74,21 @@ def test_whoever_has_the_fewest_comes_first() -> None:
         begun.append(asyncio.get_running_loop().create_future())
         return await begun[-1]
 
-    async def ask(turns: Turns, count: int) -> list[asyncio.Task[Any]]:
-        one = Resolver(never, turns)
+    async def ask(queue: LookupQueue, count: int) -> list[asyncio.Task[Any]]:
+        one = Resolver(never, queue)
         tasks = [asyncio.create_task(one.addresses(f"n{number}.example")) for number in range(count)]
         for _ in range(10):
             await asyncio.sleep(0)
         return tasks
 
     async def main() -> None:
-        turns = Turns()
-        tasks = await ask(turns, 20)
+        queue = LookupQueue()
+        tasks = await ask(queue, 20)
         assert len(begun) == RESOLVING_FIRST
         while len(begun) < RESOLVERS:
-            tasks += await ask(turns, 20)
+            tasks += await ask(queue, 20)
         assert len(tasks) > 12 * 20
-        [late] = await ask(turns, 1)
+        [late] = await ask(queue, 1)
         assert len(begun) == RESOLVERS
         begun[0].set_result([])  # others of the same one wait, and for longer
         for _ in range(10):
@@ -108,7 +108,7 @@ def test_answered_names_earn_turns_and_slow_ones_cost_them(monkeypatch: pytest.M
         return []
 
     async def main() -> None:
-        one = Resolver(soon, Turns())
+        one = Resolver(soon, LookupQueue())
         for number in range(2 * RESOLVING_MAX):
             await one.addresses(f"n{number}.example")
         assert one.allowed == RESOLVING_MAX

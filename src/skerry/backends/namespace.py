@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Layer, Sample
 from skerry.backends.blanks import READY, REFILL_AFTER, Blank, Blanks
+from skerry.backends.enforcement import memory_size, process_limits, shared_files, workspace_limits
 from skerry.backends.handover import handed_over
 from skerry.backends.instances import InstanceDirectory, Running, list_directories, not_made
 from skerry.errors import (
@@ -319,41 +320,18 @@ class NamespaceBackend:
 
     def enforced(self, environment_id: str) -> Rows:
         live, facts = self._get(environment_id), self._facts[environment_id]
-        limits = facts.policy.limits
+        pid, limits = live.running.handle.pid, facts.policy.limits
         rows = live.cgroup.enforced()
         if self._cgroups.mode == "none":
-            rows += [
-                Enforcement("memory_per_process", True, str(limits.memory), "RLIMIT_DATA"),
-                Enforcement("pids_of_user", True, str(limits.pids), "RLIMIT_NPROC, in this user namespace"),
-            ]
+            rows += process_limits(limits)
         rows.append(Enforcement("fds", True, str(limits.fds), "RLIMIT_NOFILE of each process"))
-        if facts.workspace == "program":
-            rows.append(Enforcement("workspace", True, "read-only", "a mount that cannot be written"))
-        elif facts.workspace == "memory":
-            size = str(_memory_size(facts.policy))
-            rows.append(Enforcement("disk", True, size, "size of the tmpfs at /workspace"))
-            rows.append(Enforcement("inodes", True, str(limits.inodes), "nr_inodes of the tmpfs"))
-        elif self._rootful:
-            rows.append(Enforcement("disk", True, str(limits.disk), "a file system of that size"))
-            rows.append(Enforcement("inodes", True, str(limits.inodes), "a file system with so many inodes"))
-            if live.device is not None:
-                rows += live.cgroup.io_limits(live.device)
-        else:
-            rows.append(
-                Enforcement("disk", False, "", "without root only each file is limited (RLIMIT_FSIZE)")
-            )
-            rows.append(Enforcement("inodes", False, "", "without root a directory has no inode limit"))
+        rows += workspace_limits(facts.workspace, facts.policy, rootful=self._rootful)
+        if facts.workspace == "disk" and live.device is not None:
+            rows += live.cgroup.io_limits(live.device)
         rows.append(Enforcement("network", True, "none", "a network namespace with loopback alone"))
         users = "65536 ids of its own" if self._rootful else "one user: the caller"
-        rows.append(Enforcement("users", True, users, "a user namespace"))
-        rows.append(user_limits(live.running.handle.pid))
-        if facts.shared:
-            by = f"others can lock and watch: {', '.join(facts.shared)}"
-            rows.append(Enforcement("shared_files", False, "", by))
-        else:
-            by = "an overlay: locks and watches do not reach others"
-            rows.append(Enforcement("shared_files", True, "own", by))
-        return rows + protections(live.running.handle.pid, facts.policy.profile)
+        rows += [Enforcement("users", True, users, "a user namespace"), user_limits(pid)]
+        return [*rows, shared_files(facts.shared), *protections(pid, facts.policy.profile)]
 
     async def usage(self, environment_id: str, *, io: bool = True) -> Usage:
         return self._get(environment_id).cgroup.usage(io=io)
@@ -433,7 +411,7 @@ class NamespaceBackend:
             return plan.Workspace(volume=SUBDIR)
         if kind == "disk":
             return plan.Workspace(directory=blank.directory.place("workspace", 0o755))
-        return plan.Workspace(memory=_memory_size(policy))
+        return plan.Workspace(memory=memory_size(policy))
 
     def _trees(self, root: plan.Root, blank: Blank, descriptors: contextlib.ExitStack) -> Descriptors:
         """With the powers of root, copies of the image's mounts; else the helper makes them. Raises LaunchFailed."""
@@ -515,8 +493,3 @@ class NamespaceBackend:
                 device = device_of(f"/proc/{running.handle.pid}/root/workspace")
                 return device if device.startswith("7:") else None
         return None
-
-
-def _memory_size(policy: Policy) -> int:
-    """A workspace in memory never takes more than half of the memory limit."""
-    return min(policy.limits.disk, policy.limits.memory // 2)

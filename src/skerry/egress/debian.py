@@ -12,7 +12,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from skerry.egress.asking import FOLDER, PROXY, Found, ask, attempt, begin
+from skerry.egress.package_tools import FOLDER, PROXY, ToolSettings, host_settings, run_tool, tool_output
 
 _PLACES = (
     *("SOURCES", "Dir::Etc::sourcelist/f", "PARTS", "Dir::Etc::sourceparts/d"),
@@ -40,15 +40,17 @@ Debug::NoLocking "true"; // else what is fetched could only be fetched by root
 """
 
 
-def ask_apt(preset: str) -> Found | None:
+def ask_apt(preset: str) -> ToolSettings | None:
     """Raises PlatformError."""
     if shutil.which("apt-get") is None:
         return None
-    found = begin()
-    for url in re.findall(r"^'([^']+)'", ask(preset, "apt-get", "update", "--print-uris"), re.MULTILINE):
+    found = host_settings()
+    for url in re.findall(
+        r"^'([^']+)'", tool_output(preset, "apt-get", "update", "--print-uris"), re.MULTILINE
+    ):
         if place := _web(found, url):
             found.reach.append(place)
-    told = shlex.split(attempt("apt-config", "shell", *_PLACES).stdout)
+    told = shlex.split(run_tool("apt-config", "shell", *_PLACES).stdout)
     places = dict(one.split("=", 1) for one in told)
     if places.get("HTTP") or places.get("HTTPS"):
         found.note(PROXY)
@@ -59,7 +61,7 @@ def ask_apt(preset: str) -> Found | None:
     return found
 
 
-def _hand_on(found: Found, places: dict[str, str]) -> None:
+def _hand_on(found: ToolSettings, places: dict[str, str]) -> None:
     """Sources, their keys, and settings that name both."""
     files = [Path(places.get("SOURCES", "/dev/null"))]
     for kind in ("list", "sources"):
@@ -81,7 +83,7 @@ def _hand_on(found: Found, places: dict[str, str]) -> None:
     found.put(APT_CONFIG=f"{FOLDER}/apt/apt.conf")
 
 
-def _entry(found: Found, entry: str) -> str:
+def _entry(found: ToolSettings, entry: str) -> str:
     """A line or a stanza of sources as environments may have it; "" if it is of no use to them."""
     urls = {url: _web(found, url) for url in _URL.findall(entry)}
     if not urls or not all(urls.values()):
@@ -93,14 +95,14 @@ def _entry(found: Found, entry: str) -> str:
     )
 
 
-def _web(found: Found, url: str) -> str:
+def _web(found: ToolSettings, url: str) -> str:
     if url.startswith(("mirror+http", "mirror://")):
         found.note("apt's mirror list: the mirrors that it names must be allowed as well")
         url = url.removeprefix("mirror+").replace("mirror://", "http://", 1)
     return found.web(url, "apt's sources")
 
 
-def _key(found: Found, path: str) -> str:
+def _key(found: ToolSettings, path: str) -> str:
     """Where a file of keys is inside; as it is, what is none."""
     if not (content := _read(Path(path))):
         return path

@@ -1,4 +1,4 @@
-"""How much of the network an environment may use: connections at once, and bytes as long as it lives."""
+"""Network limits of an environment: concurrent connections, and bytes over its lifetime."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from dataclasses import dataclass
 from skerry.policy import KIB, MIB, Limits, format_size
 
 SURPLUS_MAX = 64
-"""Connections above the limit that are told why; all further ones are reset without a word."""
+"""Connections above the limit that get an error message; further ones are reset."""
 HELD_MAX = 64 * MIB
-"""Bytes that all connections together should hold of what they pass on."""
+"""Bytes that all connections together may buffer, approximately."""
 PIECE_MIN, PIECE_MAX = 4 * KIB, 256 * KIB
 FREE_BUFFERS = 16
-"""Connections whose buffers the kernel makes as large as a fast and far server needs them: megabytes."""
+"""Up to this many connections, the kernel sizes socket buffers freely (megabytes for fast, distant servers)."""
 BUFFERS_MAX = 32 * MIB
 BUFFER_MIN, BUFFER_MAX = 32 * KIB, 512 * KIB
-"""Of the others: bytes of all of them together, about, and of each."""
+"""Socket buffers beyond that: bytes of all connections together, approximately, and of each."""
 NOTED_EVERY = 64 * MIB
-"""Bytes after which what was used is written down, or a 64th of the limit if that is less."""
+"""Bytes between two writes of the used traffic to the store, or a 64th of the limit if that is less."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What an environment has sent and received since it was made, also by earlier daemons."""
+    """Bytes sent and received since the environment was created, also under earlier daemons."""
 
     sent: int = 0
     received: int = 0
 
 
-class Crowd:
-    """The connections of all environments together.
+class ConnectionTotal:
+    """The connections of all environments together, with a fair share for each environment.
 
-    Each takes two descriptors of this process. They get half of those that it may have, and nobody gets more of that
-    than what is left: of many that want all they can get, each gets the same, and there is as much for the next.
+    Each takes two descriptors of this process. All together may use half of its descriptor limit; one environment may
+    hold at most as many connections as are still free.
     """
 
     def __init__(self) -> None:
@@ -47,34 +47,34 @@ class Crowd:
 
     @property
     def piece(self) -> int:
-        """Bytes that one may hold, each way: less, the more there are."""
+        """Bytes that one connection may buffer in each direction; shrinks with the number of connections."""
         return max(PIECE_MIN, min(PIECE_MAX, HELD_MAX // 2 // max(1, self.count)))
 
     @property
     def buffer(self) -> int:
-        """Bytes that the kernel may hold for a connection that begins, each way: less, the more there are; 0: any."""
+        """Socket buffer of a new connection in each direction; shrinks with their number. 0 for no limit."""
         if self.count <= FREE_BUFFERS:
             return 0
         return max(BUFFER_MIN, min(BUFFER_MAX, BUFFERS_MAX // self.count))
 
 
-everybody = Crowd()
+all_connections = ConnectionTotal()
 
 
 class Meter:
-    """Holds one environment to its limits."""
+    """Enforces the network limits of one environment."""
 
     def __init__(
         self,
         limits: Limits,
         traffic: Traffic,
-        crowd: Crowd = everybody,
+        total: ConnectionTotal = all_connections,
         note: Callable[[], None] = lambda: None,
     ) -> None:
-        """`note` is called now and then when there was traffic, for what shall be known after a crash."""
+        """`note` is called every NOTED_EVERY bytes, so that the traffic survives a crash."""
         self.limits = limits
         self.traffic = traffic
-        self._crowd = crowd
+        self._total = total
         self._note = note
         self._unnoted = 0
         self._spent = False
@@ -84,38 +84,38 @@ class Meter:
         self._spent = False
 
     def enter(self, count: int) -> str:
-        """Take a place for one more than `count` connections, or say why there is none."""
+        """Admit one more than `count` connections. Returns the reason for a refusal, else ""."""
         if count >= self.limits.connections:
             return (
                 f"its limit of {self.limits.connections} connections at once is reached"
                 "; env.network.set(connections=...) changes it"
             )
-        if count >= self._crowd.room:
+        if count >= self._total.room:
             return "the environments here have too many connections at once"
-        self._crowd.count += 1
+        self._total.count += 1
         return ""
 
     def enter_surplus(self, count: int) -> bool:
-        """Take a place for one more than `count` connections that are told why they get no other, if there is one."""
-        if count >= min(SURPLUS_MAX, self._crowd.room):
+        """Admit one more than `count` refused connections, to send the reason. Returns False for too many."""
+        if count >= min(SURPLUS_MAX, self._total.room):
             return False
-        self._crowd.count += 1
+        self._total.count += 1
         return True
 
     def piece(self) -> int:
-        """How many bytes a connection may hold at a time, each way."""
-        return self._crowd.piece
+        """See ConnectionTotal."""
+        return self._total.piece
 
     def buffer(self) -> int:
-        """How many bytes the kernel may hold for a connection that begins, each way; 0: any."""
-        return self._crowd.buffer
+        """See ConnectionTotal."""
+        return self._total.buffer
 
     def leave(self) -> None:
-        """Give a place back."""
-        self._crowd.count -= 1
+        """Release what `enter` or `enter_surplus` took."""
+        self._total.count -= 1
 
     def spent(self) -> str:
-        """Why nothing can be sent and received any more; "" if something can."""
+        """The reason why the traffic limit stops all transfer, else ""."""
         used = self.traffic.sent + self.traffic.received
         if not self._spent and used < self.limits.traffic:
             return ""
@@ -125,7 +125,7 @@ class Meter:
         )
 
     def count(self, sent: int, received: int) -> bool:
-        """Whether so much more is within the limit. From the first time that it is not, nothing is."""
+        """Count traffic. Returns False once the limit is exceeded, and from then on always."""
         if self._spent:
             return False
         self._spent = self.traffic.sent + self.traffic.received + sent + received > self.limits.traffic

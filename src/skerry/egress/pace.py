@@ -1,4 +1,4 @@
-"""The loop time of one environment's proxy: what it uses, and when it has to wait for others."""
+"""Loop time of one environment's proxy: charged to one flow of the fair queue, see `skerry.fairness`."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Any, TypeVar
 from skerry.fairness import Flow, Timed
 
 PER_PIECE, PER_BYTE = 40e-6, 0.6e-9
-"""Seconds that passing on a piece takes beside the steps of its task: the kernel copies it twice, in callbacks."""
+"""Seconds charged for relaying a piece, beside its task's steps: the kernel copies it twice, in callbacks."""
 AT_A_TURN = 4
-"""Of those that wait, that go on at one turn."""
+"""Waiting callbacks that one turn resumes."""
 
 _T = TypeVar("_T")
 
 
 class Pace:
-    """All sockets and connections of one proxy share one flow of the budget."""
+    """Shares one flow among all sockets and connections of a proxy, first come, first served."""
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
         self._waiting: deque[Callable[[], None]] = deque()
 
     def spend(self, seconds: float) -> bool:
-        """Charge work that was done. False: stop, and go on `later()`."""
+        """Charge work that was done. False: stop, and continue with `later()`."""
         return self._flow.spend(seconds) and not self._waiting
 
     def later(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on` when it is this environment's turn, after all that wait already."""
+        """Call `go_on` at this environment's turn, after those already waiting."""
         self._waiting.append(go_on)
         if len(self._waiting) == 1:
             self._flow.wait(self._go_on)
 
     async def turn(self) -> None:
-        """Return at once while within the allowance, else when it is our turn."""
+        """Return at once within the allowance, else at the next turn."""
         if self.spend(0.0):
             return
         turn = asyncio.Event()
@@ -43,11 +43,11 @@ class Pace:
         await turn.wait()
 
     def passed_on(self, size: int) -> None:
-        """Charge a piece that was received and sent."""
+        """Charge for a relayed piece."""
         self._flow.spend(PER_PIECE + size * PER_BYTE)
 
     async def metered(self, work: Callable[..., Coroutine[Any, Any, _T]], *arguments: Any) -> _T:
-        """Do the work, and charge the time of every step of it."""
+        """Await the work, charging the time of each step."""
         return await Timed(work(*arguments), self._flow)
 
     def close(self) -> None:

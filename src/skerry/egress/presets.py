@@ -22,8 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from skerry.egress.asking import FOLDER, Found
 from skerry.egress.debian import ask_apt
+from skerry.egress.package_tools import FOLDER, ToolSettings
 from skerry.egress.registries import GOFLAGS, ask_git, ask_go, ask_npm, ask_pip
 from skerry.egress.rules import Rule
 from skerry.errors import InvalidRequest, PlatformError, SkerryError
@@ -36,7 +36,7 @@ FRESH = 300.0
 FRESH_FAILURE = 10.0
 AUTHORITIES_MAX = 4 << 20
 
-_ASK: dict[str, tuple[str, Callable[[str], Found | None]]] = {
+_ASK: dict[str, tuple[str, Callable[[str], ToolSettings | None]]] = {
     "debian-packages": ("apt-get", ask_apt),
     "git-hosting": ("git", ask_git),
     "go-modules": ("go", ask_go),
@@ -135,7 +135,7 @@ def _make(name: str, overrides: _Override) -> Preset:
     tool, ask = _ASK[name]
     found = ask(name)
     missing = f"`{tool}` is not installed here" if found is None else f"`{tool}` names no place to reach"
-    found = found or Found()
+    found = found or ToolSettings()
     variables = {**found.variables, **overrides.variables}
     variables = {key: value for key, value in variables.items() if value}
     urls = [*found.reach, *_urls(variables)]

@@ -28,7 +28,7 @@ from skerry.egress.limits import Meter
 from skerry.egress.names import canonical
 from skerry.egress.pace import Pace
 from skerry.egress.relay import Relay
-from skerry.egress.resolver import STANDING_FOR, Resolve, Resolver, Standing
+from skerry.egress.resolver import SYNTHETIC, Resolve, Resolver, SyntheticAddresses
 from skerry.egress.rules import Rules
 from skerry.egress.sniff import WEB, Refused, Screen, looks_like_http, looks_like_tls
 from skerry.errors import SkerryError
@@ -129,7 +129,7 @@ class Proxy:
         self._tell = float(TOLD_AT_ONCE)
         self._told_at = time.monotonic()
         self._resolver = Resolver(resolve)
-        self._standing = Standing()
+        self._synthetic = SyntheticAddresses()
         self._queries: set[asyncio.Task[None]] = set()
         self._closed = False
         self._loop = asyncio.get_running_loop()
@@ -240,7 +240,7 @@ class Proxy:
             return dns.SERVER_FAILURE, None, ""
         if question.kind != dns.A:
             return dns.NO_ERROR, None, ""
-        return dns.NO_ERROR, self._standing.address(name), ""
+        return dns.NO_ERROR, self._synthetic.address(name), ""
 
     # ---- connections ----
 
@@ -270,7 +270,7 @@ class Proxy:
         except OSError:  # it has left again
             client.close()
             return
-        name = self._standing.name(address)
+        name = self._synthetic.name(address)
         connection = Connection(name or str(address), port, None if name else address)
         full = self._meter.enter(len(self.connections))
         if full and not self._meter.enter_surplus(len(self._surplus)):
@@ -326,7 +326,7 @@ class Proxy:
         if connection.address is None:
             assert name is not None
             addresses = await self._resolver.addresses(name)
-        elif connection.address in STANDING_FOR:
+        elif connection.address in SYNTHETIC:
             raise _Denied("nothing stands for this address")
         else:
             addresses = [connection.address]

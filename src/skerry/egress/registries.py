@@ -13,7 +13,7 @@ import shutil
 import sys
 from urllib.parse import urlsplit
 
-from skerry.egress.asking import FOLDER, PROXY, Found, ask, attempt, begin
+from skerry.egress.package_tools import FOLDER, PROXY, ToolSettings, host_settings, run_tool, tool_output
 from skerry.errors import PlatformError
 
 GOFLAGS = "-modcacherw"
@@ -27,20 +27,23 @@ _INSTEAD = re.compile(r"url\.(.+)\.insteadof", re.DOTALL)
 _SCP = re.compile(r"(?:[^@/:\s]+@)?([^@/:\s]+):(?!//)")
 
 
-def ask_pip(preset: str) -> Found | None:
+def ask_pip(preset: str) -> ToolSettings | None:
     """Raises PlatformError."""
     candidates = dict.fromkeys(filter(None, (shutil.which("python3"), sys.executable)))
-    python = next((one for one in candidates if attempt(one, "-c", "import pip").returncode == 0), None)
+    python = next((one for one in candidates if run_tool(one, "-c", "import pip").returncode == 0), None)
     if python is None:
         return None
-    found = begin("PIP_CERT")
+    found = host_settings("PIP_CERT")
     settings: dict[str, str] = {}
-    told = [line.partition("=") for line in ask(preset, python, "-m", "pip", "config", "list").splitlines()]
+    told = [
+        line.partition("=")
+        for line in tool_output(preset, python, "-m", "pip", "config", "list").splitlines()
+    ]
     for section in ("global.", "install.", ":env:."):  # the later ones win
         for key, _, value in told:
             if key.startswith(section):
                 settings[key.removeprefix(section)] = str(ast.literal_eval(value))
-    default = attempt(python, "-c", _DEFAULT_INDEX).stdout.split()
+    default = run_tool(python, "-c", _DEFAULT_INDEX).stdout.split()
     if len(default) == 2:
         found.beside[urlsplit(default[0]).hostname or ""] = f"https://{default[1]}"
     if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
@@ -62,14 +65,14 @@ def ask_pip(preset: str) -> Found | None:
     return found
 
 
-def ask_npm(preset: str) -> Found | None:
+def ask_npm(preset: str) -> ToolSettings | None:
     """Raises PlatformError."""
     if shutil.which("npm") is None:
         return None
-    found = begin("NODE_EXTRA_CA_CERTS")
+    found = host_settings("NODE_EXTRA_CA_CERTS")
     settings: dict[str, object] = {}
     # As text, as the JSON leaves out the registries of scopes.
-    for line in ask(preset, "npm", "config", "ls", "-l", "--logs-max=0").splitlines():
+    for line in tool_output(preset, "npm", "config", "ls", "-l", "--logs-max=0").splitlines():
         if one := _NPM.fullmatch(line):
             try:
                 settings[one[1]] = json.loads(one[2])
@@ -95,13 +98,13 @@ def ask_npm(preset: str) -> Found | None:
     return found
 
 
-def ask_go(preset: str) -> Found | None:
+def ask_go(preset: str) -> ToolSettings | None:
     """Raises PlatformError."""
     if shutil.which("go") is None:
         return None
-    found = begin()
+    found = host_settings()
     try:
-        settings: dict[str, str] = json.loads(ask(preset, "go", "env", "-json"))
+        settings: dict[str, str] = json.loads(tool_output(preset, "go", "env", "-json"))
     except ValueError as error:
         raise PlatformError(f"{preset}: `go env -json` does not answer in JSON") from error
     kept: list[str] = []
@@ -125,13 +128,13 @@ def ask_go(preset: str) -> Found | None:
     return found
 
 
-def ask_git(preset: str) -> Found | None:
+def ask_git(preset: str) -> ToolSettings | None:
     """Raises PlatformError."""
     if shutil.which("git") is None:
         return None
-    found = begin("GIT_SSL_CAINFO")
+    found = host_settings("GIT_SSL_CAINFO")
     count = 0
-    for record in ask(preset, "git", "config", "--list", "-z").split("\0"):
+    for record in tool_output(preset, "git", "config", "--list", "-z").split("\0"):
         key, _, value = record.partition("\n")
         if key == "http.sslcainfo":
             found.authorities.setdefault("GIT_SSL_CAINFO", value)
@@ -151,7 +154,7 @@ def ask_git(preset: str) -> Found | None:
     return found
 
 
-def _git_base(found: Found, base: str) -> tuple[str, str]:
+def _git_base(found: ToolSettings, base: str) -> tuple[str, str]:
     """What git is to write instead, and the URL to be reached; "" twice if it is of no use."""
     scp = _SCP.match(base)
     if scp is None and not base.startswith("ssh://"):

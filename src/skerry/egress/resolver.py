@@ -1,4 +1,4 @@
-"""Names of one environment: the addresses that they have, and the one that stands for each inside."""
+"""Name resolution for one environment: real addresses outside, a synthetic address for each name inside."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from ipaddress import IPv4Address
 
 from skerry.egress.addresses import Address
 
-STANDING_FOR = ipaddress.ip_network("198.18.0.0/15")
+SYNTHETIC = ipaddress.ip_network("198.18.0.0/15")
 NAMES_MAX = 10_000
 ADDRESSES_MAX = 8
-"""Of one name, that are tried."""
+"""Addresses of one name that are tried."""
 RESOLVING_FIRST, RESOLVING_MAX = 2, 8
 RESOLVERS = 128
-"""Names that are looked up at once: for one environment, at first and at most, and for all together."""
+"""Concurrent lookups: of one environment, at first and at most, and of all environments together."""
 SLOW_SECONDS = 1.0
-"""An environment with a lookup that took longer gets one at a time, until its names are answered sooner."""
+"""A lookup that takes longer reduces its environment to one at a time, until answers come faster again."""
 KEEP_RESOLVED = 30.0
 
 Resolve = Callable[[str], Awaitable[list[Address]]]
 
 
-class Standing:
-    """Addresses of our own making that stand for names. When there are too many, the one that was asked for the longest
-    time ago goes."""
+class SyntheticAddresses:
+    """Maps names to addresses of 198.18.0.0/15 and back. Evicts the least recently used name."""
 
     def __init__(self) -> None:
         self._names: dict[IPv4Address, str] = {}
@@ -43,21 +42,21 @@ class Standing:
                 oldest = next(iter(self._addresses))
                 found = self._addresses.pop(oldest)
             else:
-                found = IPv4Address(int(STANDING_FOR.network_address) + 2 + len(self._addresses))
+                found = IPv4Address(int(SYNTHETIC.network_address) + 2 + len(self._addresses))
             self._names[found] = name
-        self._addresses[name] = found  # the one that was asked for last is the last to go
+        self._addresses[name] = found  # moves to the end: most recently used
         return found
 
     def name(self, address: Address) -> str | None:
         return self._names.get(address) if isinstance(address, IPv4Address) else None
 
 
-class Turns:
-    """Lookups of all environments together.
+class LookupQueue:
+    """Fair share of the resolver threads.
 
-    A name that nobody answers takes many seconds. So that such names leave room for those of others, an environment
-    begins with few turns, gets more while its names are answered soon, and one when they are not; never more than a
-    quarter of what is left. The one with the fewest under way comes first.
+    A name that no server answers blocks a thread for many seconds. So an environment starts with a low limit, which
+    rises while its names resolve fast and drops to 1 when they do not. No environment gets more than a quarter of the
+    free threads. The one with the fewest running lookups is served first.
     """
 
     def __init__(self, most: int = RESOLVERS) -> None:
@@ -66,7 +65,7 @@ class Turns:
         self._waiting: dict[Resolver, deque[asyncio.Future[None]]] = {}
 
     async def begin(self, who: Resolver) -> None:
-        """Returns when it is its turn; `end()` gives that back."""
+        """Returns when a lookup may start; every one needs an `end()`."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(who, deque()).append(turn)
         self._give()
@@ -97,27 +96,27 @@ class Turns:
             turn = self._waiting[who].popleft()
             if not self._waiting[who]:
                 del self._waiting[who]
-            if not turn.done():  # else it was given up
+            if not turn.done():  # else it was cancelled
                 self._running[who] = running + 1
                 turn.set_result(None)
 
 
-everybody = Turns()
+all_lookups = LookupQueue()
 
 
 class Resolver:
-    """Looks names up, each once at a time, and remembers them for a while."""
+    """Resolves names with a cache; concurrent requests for one name share a lookup."""
 
-    def __init__(self, resolve: Resolve, turns: Turns = everybody) -> None:
+    def __init__(self, resolve: Resolve, queue: LookupQueue = all_lookups) -> None:
         self.allowed = RESOLVING_FIRST
-        """Lookups at once."""
+        """Concurrent lookups."""
         self._resolve = resolve
-        self._turns = turns
+        self._queue = queue
         self._known: dict[str, tuple[float, list[Address]]] = {}
         self._looking: dict[str, asyncio.Task[list[Address]]] = {}
 
     async def addresses(self, name: str) -> list[Address]:
-        """None if there is no such name. Raises OSError."""
+        """The addresses of a name, empty if it does not exist. Raises OSError."""
         until, found = self._known.get(name, (0.0, []))
         if time.monotonic() < until:
             return found
@@ -129,8 +128,8 @@ class Resolver:
 
     async def _find(self, name: str) -> list[Address]:
         try:
-            await self._turns.begin(self)
-            # It goes on, and takes its place, when nobody waits for it any more: a thread cannot be stopped.
+            await self._queue.begin(self)
+            # Shielded: a thread cannot be stopped, and keeps its place until it ends.
             looking = asyncio.ensure_future(self._resolve(name))
             looking.add_done_callback(partial(self._done, time.monotonic()))
             found = (await asyncio.shield(looking))[:ADDRESSES_MAX]
@@ -144,12 +143,12 @@ class Resolver:
     def _done(self, began: float, looking: asyncio.Future[list[Address]]) -> None:
         slow = time.monotonic() - began > SLOW_SECONDS
         self.allowed = 1 if slow else min(RESOLVING_MAX, self.allowed + 1)
-        self._turns.end(self)
+        self._queue.end(self)
         if not looking.cancelled():
-            looking.exception()  # whoever waits has it, too
+            looking.exception()  # retrieved; callers get it from the task
 
     async def close(self) -> None:
-        """Look for nothing any more."""
+        """Cancel all lookups."""
         tasks = list(self._looking.values())
         for task in tasks:
             task.cancel()
@@ -157,11 +156,11 @@ class Resolver:
 
 
 _resolvers = ThreadPoolExecutor(RESOLVERS, "skerry-resolve")
-"""Not the loop's own threads: a slow name would hold up everybody else who needs one."""
+"""Not the loop's default executor: slow names would block its other users."""
 
 
 async def resolve(name: str) -> list[Address]:
-    """By the daemon's own resolver. Raises OSError; an empty list when there is no such name."""
+    """Resolve with the system's resolver. Returns an empty list for an unknown name. Raises OSError."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.run_in_executor(_resolvers, _look_up, name)
@@ -173,6 +172,6 @@ async def resolve(name: str) -> list[Address]:
 
 
 def _look_up(name: str) -> list[str]:
-    """For a thread: an answer can have thousands of addresses. Raises OSError."""
+    """Runs in a thread. Truncates, because an answer can have thousands of addresses. Raises OSError."""
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(place[0]).partition("%")[0] for *_, place in found))[:ADDRESSES_MAX]

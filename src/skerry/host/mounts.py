@@ -13,9 +13,11 @@ import fcntl
 import os
 import struct
 
+from skerry.host.trees import open_in_root
+
 # The numbers are the same on every architecture that CPython runs on: calls this new share one table.
 _OPEN_TREE, _FSOPEN, _FSCONFIG, _FSMOUNT, _FSPICK = 428, 430, 431, 432, 433
-_OPENAT2, _MOUNT_SETATTR = 437, 442
+_MOUNT_SETATTR = 442
 _SET_FLAG, _SET_STRING, _CMD_CREATE, _CMD_RECONFIGURE = 0, 1, 6, 7
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = _FSPICK_CLOEXEC = 1
 _FSPICK_EMPTY_PATH = 8
@@ -23,8 +25,6 @@ _FSPICK_EMPTY_PATH = 8
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE, _TREE_CLONE = -100, 0x1000, 0x8000, 1
 _IDMAP, _PRIVATE = 0x100000, 1 << 18
 _MOUNT_ATTR = struct.Struct("=4Q")
-_OPEN_HOW = struct.Struct("=3Q")
-_RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 0x02, 0x10
 
 RDONLY, NOSUID, NODEV, NOATIME = 0x1, 0x2, 0x4, 0x10
 
@@ -87,8 +87,7 @@ def resize_tmpfs(root: int, path: str, size: int) -> None:
 
     Symlinks resolve inside `root`, also absolute ones.
     """
-    how = _OPEN_HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
-    mount = _call(_OPENAT2, root, os.fsencode(path), how, len(how))
+    mount = open_in_root(root, os.fsencode(path), os.O_PATH, across_mounts=True)
     try:
         context = _call(_FSPICK, mount, b"", _FSPICK_EMPTY_PATH | _FSPICK_CLOEXEC)
     finally:

@@ -42,13 +42,13 @@ def _openat2(dir_fd: int, path: bytes, flags: int, resolve: int) -> int:
             raise OSError(number, os.strerror(number), os.fsdecode(path))
 
 
-def open_in_root(root_fd: int, path: bytes, flags: int) -> int:
+def open_in_root(root_fd: int, path: bytes, flags: int, *, across_mounts: bool = False) -> int:
     """Open `path` as a process would whose root is `root_fd`: absolute symlinks and `..` stay inside.
 
     For what exists already; O_CREAT is not supported. Raises OSError: ENOENT, ELOOP (with O_NOFOLLOW, a
-    symlink), EXDEV (a mount in the way), and whatever else open(2) gives.
+    symlink), EXDEV (a mount in the way, unless `across_mounts`), and whatever else open(2) gives.
     """
-    return _openat2(root_fd, path or b".", flags, _CHROOTED)
+    return _openat2(root_fd, path or b".", flags, _CHROOTED & ~(_NO_XDEV if across_mounts else 0))
 
 
 def open_file_in_root(root_fd: int, path: bytes) -> BufferedReader:

@@ -1,4 +1,4 @@
-"""Asking the package tools of this machine, and what they tell."""
+"""Runs this machine's package tools, and collects their settings for environments."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from urllib.parse import urlsplit, urlunsplit
 from skerry.errors import PlatformError
 
 FOLDER = "/tmp/.skerry"  # noqa: S108 - inside, where nobody else is
-"""Where the files of presets are, inside."""
+"""Directory of presets' files inside the environment."""
 TIMEOUT = 20.0
-"""Seconds for one question to one tool."""
+"""Seconds for one run of a tool."""
 PROXY = "this machine goes through a proxy; environments do not, as everything could be reached through it"
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _PATH = re.compile(r"(?<![\w:/.])/[\w.@+-]+(?:/[\w.@+-]+)*")
 
 
 @dataclass(slots=True)
-class Found:
-    """What one tool told."""
+class ToolSettings:
+    """Settings of one tool."""
 
     variables: dict[str, str] = field(default_factory=dict)
     reach: list[str] = field(default_factory=list)
-    """URLs that must be reached and that no variable names."""
+    """Required URLs that no variable names."""
     beside: dict[str, str] = field(default_factory=dict)
     """The URL of a registry's files, by the host of the registry."""
     authorities: dict[str, str] = field(default_factory=dict)
-    """Files of certificate authorities on this machine, by the variable that is to name them inside."""
+    """This machine's CA files, by the variable that names them inside."""
     files: list[tuple[str, bytes]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -40,15 +40,15 @@ class Found:
             self.notes.append(text)
 
     def web(self, url: str, what: str) -> str:
-        """A URL as environments may have it; "", with a note, if it is of no use to them."""
+        """The URL without credentials; "" and a note if environments cannot use it."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port
         except ValueError:
-            self.note(f"{what}: something that is no URL is left out")
+            self.note(f"{what}: an invalid URL is left out")
             return ""
         if parts.scheme not in ("http", "https") or not host:
-            self.note(f"{what}: a place that is not on the web is left out")
+            self.note(f"{what}: a URL that is neither http nor https is left out")
             return ""
         if _is_loopback(host):
             self.note(f"{what}: a server on this machine's loopback is left out, no environment can reach it")
@@ -64,13 +64,13 @@ class Found:
         return " ".join(filter(None, (self.web(url, what) for url in urls.split())))
 
     def put(self, **variables: str) -> None:
-        """Variables that have a value."""
+        """Set the variables that have a value."""
         self.variables |= {name: value for name, value in variables.items() if value}
 
 
-def begin(*own: str) -> Found:
-    """What holds for every tool: files of authorities, and proxies, that variables of this machine name."""
-    found = Found()
+def host_settings(*own: str) -> ToolSettings:
+    """CA files and proxies that this machine's environment variables name; `own` are the tool's variables."""
+    found = ToolSettings()
     for name in (*own, "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         if path := os.environ.get(name):
             found.authorities[name] = path
@@ -79,8 +79,8 @@ def begin(*own: str) -> Found:
     return found
 
 
-def attempt(*argv: str) -> subprocess.CompletedProcess[str]:
-    """Raises nothing: what cannot be run, or takes too long, has failed."""
+def run_tool(*argv: str) -> subprocess.CompletedProcess[str]:
+    """Run a tool. A tool that cannot start, or exceeds TIMEOUT, gets a nonzero return code."""
     try:
         process = subprocess.Popen(
             argv,
@@ -99,18 +99,18 @@ def attempt(*argv: str) -> subprocess.CompletedProcess[str]:
         try:
             stdout, stderr = process.communicate(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
-            # With what it started, which would keep its output open.
+            # The whole process group: its children would keep the pipes open.
             os.killpg(process.pid, signal.SIGKILL)
             stdout, stderr = process.communicate()
     return subprocess.CompletedProcess(argv, process.returncode, stdout, stderr)
 
 
-def ask(preset: str, *argv: str) -> str:
-    """What a tool answers. Raises PlatformError, which names the files that the tool complains about.
+def tool_output(preset: str, *argv: str) -> str:
+    """The stdout of a tool. Raises PlatformError, naming the files that its stderr mentions.
 
-    It says nothing else of the complaint: tools quote lines, and lines may hold passwords.
+    Never quotes stderr: it may contain passwords from those files.
     """
-    done = attempt(*argv)
+    done = run_tool(*argv)
     if done.returncode == 0:
         return done.stdout
     command = " ".join(("python3" if argv[0].startswith("/") else argv[0], *argv[1:]))
