@@ -6,7 +6,7 @@ import asyncio
 
 import uvloop
 
-from skerry.daemon.connections import Patience
+from skerry.daemon.http1.protocol import Timeouts
 from tests.integration.test_doors import house
 
 
@@ -17,7 +17,7 @@ async def turn(where: str) -> None:
 
 async def main() -> None:
     await turn("up")
-    async with house("tcp", Patience(silence=2)) as there:
+    async with house("tcp", Timeouts(silence=2)) as there:
         reader, _ = await there.say("GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await reader.readexactly(1 << 20)
         assert there.server.busy

@@ -23,9 +23,9 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from skerry.daemon import doors
-from skerry.daemon.connections import Patience
 from skerry.daemon.doors import Door, TcpDoor, UnixDoor
 from skerry.daemon.http import answers
+from skerry.daemon.http1.protocol import Timeouts
 from skerry.daemon.listening import open_doors
 from skerry.daemon.peers import CUT, cut_of, peer_of, take_share
 from skerry.daemon.server import Server
@@ -34,8 +34,8 @@ from skerry.manager.capacity import Room
 from tests import certificates
 from tests.support import require
 
-SHORT = Patience(handshake=0.4, head=0.4, body=0.4)
-LONG = Patience()
+SHORT = Timeouts(handshake=0.4, head=0.4, body=0.4)
+LONG = Timeouts()
 SECONDS = 20.0
 """For a whole test: what is never cut off would never end."""
 KINDS = ("unix", "tcp", "tls")
@@ -167,7 +167,7 @@ async def ended(reader: StreamReader) -> bytes:
 
 
 @asynccontextmanager
-async def house(kind: str, patience: Patience = LONG, most: int | None = None) -> AsyncIterator[House]:
+async def house(kind: str, timeouts: Timeouts = LONG, most: int | None = None) -> AsyncIterator[House]:
     with tempfile.TemporaryDirectory(prefix="skerry-test-", dir="/tmp") as folder:
         path = f"{folder}/daemon.sock"
         door: Door
@@ -181,17 +181,14 @@ async def house(kind: str, patience: Patience = LONG, most: int | None = None) -
             files = (made.cert, made.key) if made is not None else (None, None)
             (door,) = open_doors(["127.0.0.1:0"], ["skerry.test"], *files)
         door.most = most or door.most
-        ready = asyncio.Event()
-        server = Server(application, [door], ready.set, patience)
-        serving = asyncio.create_task(server.serve())
-        await ready.wait()
+        server = Server(application, [door], timeouts)
+        server.start()
         found = House(kind, server, door, path)
         try:
             yield found
         finally:
             found.clear()
-            server.stop()
-            await serving
+            await server.stop()
 
 
 Test = Callable[..., Awaitable[None]]
@@ -274,7 +271,7 @@ async def test_others_are_served_beside_200_slow_clients(kind: str) -> None:
         for _, writer in slow:
             await close(writer)
         assert (await there.ask())[0] == 200
-        assert len(there.server.server_state.connections) >= 50
+        assert len(there.server.activity.connections) >= 50
         for _, writer in deaf:
             await close(writer)
 
@@ -282,7 +279,7 @@ async def test_others_are_served_beside_200_slow_clients(kind: str) -> None:
 @each_door
 @in_loop
 async def test_a_body_may_be_slow_while_it_gets_on(kind: str) -> None:
-    async with house(kind, Patience(body=1.5)) as there:
+    async with house(kind, Timeouts(body=1.5)) as there:
         reader, writer = await there.say("POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 20\r\n\r\n")
         for _ in range(20):
             await asyncio.sleep(0.1)
@@ -365,7 +362,7 @@ async def test_pings_whose_answers_are_not_read(kind: str) -> None:
     async with house(kind) as there:
         reader, writer = await there.say(f"GET / HTTP/1.1\r\nhost: localhost\r\n{UPGRADE}\r\n")
         assert b" 101 " in await reader.readline()
-        (connection,) = there.server.server_state.connections
+        (connection,) = there.server.activity.connections
         pings = (b"\x89\xfd" + bytes(4) + b"x" * 125) * 1000
         for _ in range(200):
             writer.write(pings)
@@ -377,7 +374,7 @@ async def test_pings_whose_answers_are_not_read(kind: str) -> None:
 @each_door
 @in_loop
 async def test_an_idle_connection_is_not_kept_for_ever(kind: str) -> None:
-    async with house(kind, Patience(idle=0.2)) as there:
+    async with house(kind, Timeouts(idle=0.2)) as there:
         reader, writer = await there.say("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await response(reader))[0] == 200
         assert await ended(reader) == b""
@@ -457,7 +454,7 @@ async def test_held_answer_that_nobody_reads_is_given_up(kind: str, monkeypatch:
     monkeypatch.setattr(answers, "UNREAD_SECONDS", 0.3)
     async with house(kind) as there:
         _, writer = await there.say("GET /held HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        while there.server.server_state.connections:  # noqa: ASYNC110 (as above)
+        while there.server.activity.connections:  # noqa: ASYNC110 (as above)
             await asyncio.sleep(0.01)
         await close(writer)
         reader, writer = await there.say("GET /held HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
@@ -473,7 +470,7 @@ async def test_held_answer_that_nobody_reads_is_given_up(kind: str, monkeypatch:
 async def test_handshakes_count(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that never speaks TLS takes a descriptor like any other."""
     monkeypatch.setattr(doors, "RESERVE", 0)
-    async with house(kind, Patience(handshake=0.4), most=6) as there:
+    async with house(kind, Timeouts(handshake=0.4), most=6) as there:
         slow = [await there.connect(handshake=False) for _ in range(3)]
         with pytest.raises(ConnectionError):
             await there.ask()
@@ -512,7 +509,7 @@ async def test_without_descriptors_it_tries_again(kind: str, monkeypatch: pytest
 
 @in_loop
 async def test_a_machine_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with house("tcp", Patience(silence=0.2)) as there:
+    async with house("tcp", Timeouts(silence=0.2)) as there:
         silence = TcpDoor.silence
         reader, writer = await there.say("GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await reader.readexactly(10)
@@ -544,9 +541,10 @@ async def test_the_end_of_the_server_ends_its_connections(kind: str) -> None:
     async with house(kind) as there:
         reader, writer = await there.say("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await response(reader))[0] == 200
-        there.server.stop()
+        stopping = asyncio.create_task(there.server.stop())
         assert await ended(reader) == b""
         await close(writer)
+        await stopping
         with pytest.raises(OSError):  # noqa: PT011 (each door fails in its own way)
             await there.connect()
 

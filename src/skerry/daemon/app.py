@@ -134,9 +134,7 @@ async def serve(
     await asyncio.to_thread(store.sweep)
     await manager.recover()
     own_door = UnixDoor(listen(home))
-    server = Server(
-        api, [own_door, *doors], lambda: ready(grpc_server.addresses if grpc_server is not None else ())
-    )
+    server = Server(api, [own_door, *doors])
     loop = asyncio.get_running_loop()
     keep = False
 
@@ -149,18 +147,17 @@ async def serve(
         await grpc_server.start()
     loop.add_signal_handler(signal.SIGTERM, leave)
     loop.add_signal_handler(signal.SIGINT, stop)
-    serving = asyncio.create_task(server.serve())
+    server.start()
+    ready(grpc_server.addresses if grpc_server is not None else ())
     idling = asyncio.create_task(_idle(server, manager, idle_exit, stop)) if idle_exit else None
     sweeping = asyncio.create_task(_sweep(home, manager, code))
     retaining = asyncio.create_task(_retain(database, records))
     guarding = asyncio.create_task(gate.watch())
-    waiting = asyncio.create_task(stopping.wait())
     try:
-        await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
+        await stopping.wait()
     finally:
         if idling is not None:
             idling.cancel()
-        waiting.cancel()
         sweeping.cancel()
         retaining.cancel()
         guarding.cancel()
@@ -175,10 +172,7 @@ async def serve(
             await code.close()
             await manager.close(keep=keep)
         finally:
-            server.stop()
-            if grpc_server is not None:
-                await grpc_server.stop()
-            await serving
+            await asyncio.gather(server.stop(), *((grpc_server.stop(),) if grpc_server is not None else ()))
             with contextlib.suppress(SkerryError):
                 await gate.note_use()
             await database.close()

@@ -21,7 +21,7 @@ import structlog
 from starlette.types import Scope
 
 from skerry.daemon import origin
-from skerry.daemon.connections import Http, Patience, Porter
+from skerry.daemon.http1.protocol import Admission, HttpProtocol, Timeouts
 from skerry.daemon.peers import Peer
 from skerry.errors import DaemonUnavailable, Denied
 from skerry.manager.capacity import Room
@@ -44,7 +44,7 @@ def crowd() -> int:
     return min(CROWD, files // 4)
 
 
-class Door(Porter):
+class Door(Admission):
     """One listening socket, and who may come in there."""
 
     tls: ssl.SSLContext | None = None
@@ -83,7 +83,7 @@ class Door(Porter):
 class UnixDoor(Door):
     """Open to processes of our own user and of root; all others get 403 for whatever they ask."""
 
-    def greet(self, transport: Transport) -> Peer:
+    def identify(self, transport: Transport) -> Peer:
         credentials = _socket(transport).getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         _, uid, _ = struct.unpack("3i", credentials)
         if uid not in (os.geteuid(), 0):
@@ -113,7 +113,7 @@ class TcpDoor(Door):
     def url(self) -> str:
         return f"{'https' if self.tls else 'http'}://{_address(self.sock.getsockname())}"
 
-    def greet(self, transport: Transport) -> Peer:
+    def identify(self, transport: Transport) -> Peer:
         sock = _socket(transport)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
@@ -148,10 +148,10 @@ class TcpDoor(Door):
 class Listener:
     """Takes the connections of one door, until it is closed."""
 
-    def __init__(self, door: Door, make: Callable[[Porter], Http], patience: Patience) -> None:
+    def __init__(self, door: Door, make: Callable[[Admission], HttpProtocol], timeouts: Timeouts) -> None:
         self._door = door
         self._make = make
-        self._patience = patience
+        self._timeouts = timeouts
         self._loop = asyncio.get_running_loop()
         self._arriving: set[asyncio.Task[None]] = set()
         self._open: set[Transport] = set()
@@ -188,30 +188,30 @@ class Listener:
                 self._timer = self._loop.call_later(TRY_AGAIN, self._listen)
                 return
             origin = self._door.origin(sock)
-            porter: Porter = self._door
+            admission: Admission = self._door
             if len(self._open) + len(self._arriving) - self._told >= self._door.most:
-                porter = _Full("too many connections")
+                admission = _Full("too many connections")
             elif origin is not None and not self._door.addresses.take(origin, 1):
-                porter = _Full(f"too many connections from {origin}")
-            if porter is not self._door:
+                admission = _Full(f"too many connections from {origin}")
+            if admission is not self._door:
                 origin = None
                 if self._told >= RESERVE:
                     sock.close()
                     continue
                 self._told += 1
-            task = self._loop.create_task(self._admit(sock, porter, origin))
+            task = self._loop.create_task(self._admit(sock, admission, origin))
             self._arriving.add(task)
             task.add_done_callback(self._arriving.discard)
 
-    async def _admit(self, sock: socket.socket, porter: Porter, origin: str | None) -> None:
+    async def _admit(self, sock: socket.socket, admission: Admission, origin: str | None) -> None:
         sock.setblocking(False)
         limits = (
-            {"ssl_handshake_timeout": self._patience.handshake, "ssl_shutdown_timeout": SHUTDOWN_SECONDS}
+            {"ssl_handshake_timeout": self._timeouts.handshake, "ssl_shutdown_timeout": SHUTDOWN_SECONDS}
             if self._door.tls
             else {}
         )
-        http = self._make(porter)
-        http.lost.add_done_callback(lambda _: self._left(porter, origin))
+        http = self._make(admission)
+        http.lost.add_done_callback(lambda _: self._left(admission, origin))
         try:
             await self._loop.connect_accepted_socket(lambda: http, sock, ssl=self._door.tls, **limits)
         except OSError as error:  # no TLS, too slow, or gone again
@@ -226,8 +226,8 @@ class Listener:
         self._open.add(http.transport)
         http.lost.add_done_callback(lambda _: self._open.discard(http.transport))
 
-    def _left(self, porter: Porter, origin: str | None) -> None:
-        if porter is not self._door:
+    def _left(self, admission: Admission, origin: str | None) -> None:
+        if admission is not self._door:
             self._told -= 1
         elif origin is not None:
             self._door.addresses.give_back(origin, 1)
@@ -235,21 +235,21 @@ class Listener:
     async def _look(self) -> None:
         """End connections to machines that are gone."""
         while True:
-            await asyncio.sleep(self._patience.silence / 5)
+            await asyncio.sleep(self._timeouts.silence / 5)
             for transport in list(self._open):
                 with contextlib.suppress(OSError):
-                    if self._door.silence(transport) > self._patience.silence:
+                    if self._door.silence(transport) > self._timeouts.silence:
                         log.info("nothing is heard of a peer any more")
                         transport.abort()
 
 
-class _Full(Porter):
+class _Full(Admission):
     """Tells everybody to come back later."""
 
     def __init__(self, why: str) -> None:
         self._why = why
 
-    def greet(self, transport: Transport) -> Peer:
+    def identify(self, transport: Transport) -> Peer:
         raise DaemonUnavailable(self._why, hint="close some, or try again later")
 
     def check(self, scope: Scope, target: bytes) -> None:

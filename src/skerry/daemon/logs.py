@@ -50,8 +50,6 @@ def configure() -> None:
     )
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.captureWarnings(True)
-    # Without an exception it speaks of what clients send, of which everybody can send a lot.
-    logging.getLogger("uvicorn.error").addFilter(lambda record: record.exc_info is not None)
 
 
 def turn_over(path: str) -> None:

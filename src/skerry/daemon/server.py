@@ -8,92 +8,72 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import uvicorn
+import structlog
+from starlette.types import ASGIApp
 
-from skerry.daemon.connections import Http, Patience, Porter, WebSocket
 from skerry.daemon.doors import Door, Listener
+from skerry.daemon.http1.protocol import Activity, Admission, HttpProtocol, Timeouts
 from skerry.errors import Conflict, PlatformError
 from skerry.settings import Home
 
 LOCK_SECONDS = 20.0
-GRACE_SECONDS = 5
+GRACE_SECONDS = 5.0
+CANCEL_SECONDS = 1.0
+
+log = structlog.get_logger(component="daemon")
 
 
-class Server(uvicorn.Server):
-    """uvicorn with doors of our own, without its signal handlers and tick.
+class Server:
+    """Serves an application at its doors, from `start()` to `stop()`."""
 
-    `ready` is called when it serves; `stop()` ends it, and closes the doors.
-    """
-
-    def __init__(
-        self, app: Any, doors: Sequence[Door], ready: Callable[[], None], patience: Patience | None = None
-    ) -> None:
-        self._patience = patience or Patience()
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=Http,
-                ws=WebSocket,
-                lifespan="off",
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                date_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=self._patience.idle,  # type: ignore[arg-type]
-                timeout_graceful_shutdown=GRACE_SECONDS,
-                # A peer that died is noticed by the failing write; one that reads slowly may take its time.
-                ws_ping_interval=5.0,
-                ws_ping_timeout=None,
-                ws_per_message_deflate=False,
-            )
-        )
+    def __init__(self, app: ASGIApp, doors: Sequence[Door], timeouts: Timeouts | None = None) -> None:
+        self._app = app
         self._doors = doors
+        self._timeouts = timeouts or Timeouts()
         self._listeners: list[Listener] = []
-        self._ready = ready
-        self._stopping = asyncio.Event()
+        self.activity = Activity()
 
     @property
     def busy(self) -> bool:
-        """Whether a request or a stream is under way."""
-        return bool(self.server_state.tasks)
+        """True while a request or a stream is under way."""
+        return bool(self.activity.tasks)
 
     @property
     def served(self) -> int:
-        return self.server_state.total_requests
+        """Responses that were completed."""
+        return self.activity.served
 
-    def stop(self) -> None:
-        self._stopping.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.servers = []
-        self._listeners = [Listener(door, self._connection, self._patience) for door in self._doors]
-        self.started = True
+    def start(self) -> None:
+        self._listeners = [Listener(door, self._connection, self._timeouts) for door in self._doors]
 
     def close_doors(self) -> None:
-        """Take no more connections. Those that are open stay until the end: what comes there is answered."""
+        """Take no more connections. Requests on those that are open are answered until `stop()`."""
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    async def stop(self) -> None:
+        """Close idle connections, wait GRACE_SECONDS for requests under way, then cancel them."""
         self.close_doors()
-        await super().shutdown(sockets)
+        for connection in list(self.activity.connections):
+            connection.shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_SECONDS):
+                while self.activity.connections or self.activity.tasks:
+                    self.activity.ended.clear()
+                    await self.activity.ended.wait()
+        for connection in list(self.activity.connections):
+            connection.transport.abort()
+        if tasks := tuple(self.activity.tasks):
+            log.warning("requests are canceled: the daemon stops", requests=len(tasks))
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
 
-    def _connection(self, porter: Porter) -> Http:
-        loop = asyncio.get_running_loop()
-        return Http(porter, self._patience, self.config, self.server_state, loop)
-
-    async def main_loop(self) -> None:
-        self._ready()
-        await self._stopping.wait()
+    def _connection(self, admission: Admission) -> HttpProtocol:
+        return HttpProtocol(self._app, admission, self._timeouts, self.activity)
 
 
 def take_lock(home: Home) -> int:
