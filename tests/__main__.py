@@ -23,7 +23,6 @@ from pathlib import Path
 from tests.results import Reader, Result
 
 ROOT = Path(__file__).resolve().parent.parent
-OUTPUT = ROOT / ".cache" / "tests"
 PROGRESS_SECONDS = 30.0
 POLL_SECONDS = 0.2
 LONGEST_SECONDS = 10.0
@@ -59,12 +58,12 @@ class Run:
     results: list[Result] = field(default_factory=list)
 
     @classmethod
-    def start(cls, part: Part) -> Run:
-        results, log = OUTPUT / f"{part.name}.jsonl", OUTPUT / f"{part.name}.log"
+    def start(cls, part: Part, root: Path, output: Path) -> Run:
+        results, log = output / f"{part.name}.jsonl", output / f"{part.name}.log"
         argv = [part.python, "-m", "pytest", "-p", "tests.results", "--results", str(results), *part.options]
-        with log.open("wb") as output:
+        with log.open("wb") as printed:
             process = subprocess.Popen(
-                argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                argv, cwd=root, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT
             )
         return cls(part, process, log, Reader(results))
 
@@ -111,7 +110,12 @@ class Run:
 
 
 class Runner:
-    def __init__(self) -> None:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.output = root / ".cache" / "tests"
+        """What pytest prints, and the results."""
+        shutil.rmtree(self.output, ignore_errors=True)
+        self.output.mkdir(parents=True)
         self.began = time.monotonic()
         self.runs: list[Run] = []
         self.again: list[Run] = []
@@ -122,7 +126,7 @@ class Runner:
 
     def stage(self, parts: Iterable[Part], runs: list[Run]) -> None:
         """Run the parts side by side, to their end, and add them to `runs`."""
-        running = [Run.start(part) for part in parts]
+        running = [Run.start(part, self.root, self.output) for part in parts]
         runs += running
         self.say("started: " + ", ".join(run.part.name for run in running))
         shown = time.monotonic()
@@ -159,7 +163,7 @@ class Runner:
             if not tests:
                 continue
             name = f"{run.part.name}-again"
-            names = OUTPUT / f"{name}.txt"
+            names = self.output / f"{name}.txt"
             names.write_text("\n".join(dict.fromkeys(tests)))
             part = Part(name, (f"@{names}",), run.part.python, short=run.part.short)
             self.stage([part], self.again)
@@ -169,6 +173,7 @@ class Runner:
         final: dict[tuple[str, str, int], Result] = {}
         for run in self.runs:
             final |= {(run.part.name, *key): result for key, result in run.numbered}
+        failed_before = {key for key, result in final.items() if result.outcome == "failed"}
         unstable = []
         for run in self.again:
             part = run.part.name.removesuffix("-again")
@@ -177,7 +182,7 @@ class Runner:
                 if result.test in slow:
                     result.outcome = "failed"
                     result.text = f"takes {result.seconds:.1f} s alone: make it shorter, or mark it `soak`"
-                if result.outcome == "passed" and final[part, *key].outcome == "failed":
+                if result.outcome == "passed" and (part, *key) in failed_before:
                     unstable.append(f"{part}: {result.test}")
                 final[part, *key] = result
         by_outcome = {
@@ -232,9 +237,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests", description="Run the tests.")
     parser.add_argument("--all", action="store_true", help="the soaks as well")
     arguments = parser.parse_args()
-    shutil.rmtree(OUTPUT, ignore_errors=True)
-    OUTPUT.mkdir(parents=True)
-    runner = Runner()
+    runner = Runner(ROOT)
     interrupted = False
     try:
         for stage in stages(arguments.all):
