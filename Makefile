@@ -18,6 +18,7 @@ test: .venv/installed-dev native ## every test that proves the product, after in
 
 test-all: .venv/installed-dev native ## `make test` and the soaks: kills, failpoints, histories, mixed load, machines
 	@scripts/setup_test_deps.sh
+	@scripts/setup_newest_python.sh || true
 	@$(PYTHON) -m tests --all
 
 test-unit: .venv/installed-dev ## the tests that need nothing but Python

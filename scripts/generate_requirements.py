@@ -2,6 +2,10 @@
 
 python scripts/generate_requirements.py            write it
 python scripts/generate_requirements.py --check    fail when it is not what would be written
+python scripts/generate_requirements.py --results FILE...    fail when a promise was not shown in this run
+
+Results are those of `python -m tests` (tests/results.py). A promise is shown when one of its tests passed and none
+failed: a skipped test shows nothing.
 
 A test shows a promise when it is marked `@pytest.mark.requirement("R43")`, by itself or by its module's `pytestmark`.
 Fails when a mark names a promise that there is not.
@@ -9,7 +13,9 @@ Fails when a mark names a promise that there is not.
 
 from __future__ import annotations
 
+import argparse
 import ast
+import json
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -28,6 +34,12 @@ Of {all} promises {shown} are shown by a test on real parts; the others have no 
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description="Write docs/requirements.md.")
+    parser.add_argument("--check", action="store_true", help="fail when it is stale")
+    parser.add_argument(
+        "--results", type=Path, nargs="+", default=[], help="fail when these do not show all of it"
+    )
+    arguments = parser.parse_args()
     promises: dict[str, dict[str, str]] = tomllib.loads(SOURCE.read_text())
     tests = found_tests()
     known = {number for section in promises.values() for number in section}
@@ -35,8 +47,13 @@ def main() -> int:
         where = ", ".join(f"{number} in {tests[number][0]}" for number in unknown)
         print(f"there is no requirement {where}", file=sys.stderr)
         return 1
+    if arguments.results:
+        missing = not_shown(tests, arguments.results)
+        for number, why in missing.items():
+            print(f"{number}: {why}")
+        return 1 if missing else 0
     wanted = document(promises, tests)
-    if "--check" not in sys.argv[1:]:
+    if not arguments.check:
         TARGET.write_text(wanted)
         return 0
     if TARGET.exists() and TARGET.read_text() == wanted:
@@ -57,6 +74,27 @@ def document(promises: dict[str, dict[str, str]], tests: dict[str, list[str]]) -
             rows.append(f"| {number} | {words} | {state} | {' · '.join(f'`{name}`' for name in names)} |")
         parts.append("\n".join(rows) + "\n")
     return "".join(parts)
+
+
+def not_shown(tests: dict[str, list[str]], results: list[Path]) -> dict[str, str]:
+    """The promises that no test of this run showed, and why."""
+    outcomes: dict[str, set[str]] = {}
+    last: dict[str, str] = {}
+    for line in "".join(path.read_text() for path in results).splitlines():
+        result = json.loads(line)
+        if "test" in result:  # one that failed and was run again counts by its last outcome
+            last[result["test"]] = result["outcome"]
+    for test, outcome in last.items():
+        outcomes.setdefault(test.partition("[")[0].removeprefix("tests/"), set()).add(outcome)
+    missing = {}
+    for number, names in tests.items():
+        found = {name: outcomes.get(name, {"not run"}) for name in names}
+        if any("failed" in each for each in found.values()) or not any(
+            "passed" in each for each in found.values()
+        ):
+            states = (f"{name} ({', '.join(sorted(each))})" for name, each in found.items())
+            missing[number] = "; ".join(states)
+    return missing
 
 
 def found_tests() -> dict[str, list[str]]:

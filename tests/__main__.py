@@ -11,6 +11,7 @@ over 10 s alone as well. Random histories are not repeated, as no two runs are a
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,8 @@ LOG_LINES = 30
 PROCESSES = 4
 """More than cores: most tests wait most of the time."""
 FILES = ("--dist", "loadfile", "--no-loadscope-reorder")
+NEWEST_PYTHON = ROOT / ".cache" / "newest-python"
+"""Made by scripts/setup_newest_python.sh."""
 
 
 @dataclass
@@ -41,6 +44,8 @@ class Part:
     name: str
     options: Sequence[str]
     python: str = sys.executable
+    nice: int = 0
+    """How much its processes give way to those of the other parts."""
     repeats: bool = True
     """Whether what fails is run once more alone."""
     short: bool = False
@@ -54,18 +59,30 @@ class Run:
     part: Part
     process: subprocess.Popen[bytes]
     log: Path
+    file: Path
+    """Its results."""
     reader: Reader
     results: list[Result] = field(default_factory=list)
 
     @classmethod
     def start(cls, part: Part, root: Path, output: Path) -> Run:
         results, log = output / f"{part.name}.jsonl", output / f"{part.name}.log"
-        argv = [part.python, "-m", "pytest", "-p", "tests.results", "--results", str(results), *part.options]
+        argv = [
+            "nice",
+            f"-n{part.nice}",
+            part.python,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            *part.options,
+        ]
+        argv += ["-p", "tests.results", "--results", str(results)]
         with log.open("wb") as printed:
             process = subprocess.Popen(
                 argv, cwd=root, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT
             )
-        return cls(part, process, log, Reader(results))
+        return cls(part, process, log, results, Reader(results))
 
     def read(self) -> list[Result]:
         new = list(self.reader.new())
@@ -119,6 +136,8 @@ class Runner:
         self.began = time.monotonic()
         self.runs: list[Run] = []
         self.again: list[Run] = []
+        self.faults: list[str] = []
+        """What is wrong beyond the tests that failed."""
 
     def say(self, text: str) -> None:
         minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
@@ -149,6 +168,7 @@ class Runner:
         for run in running:
             if run.trouble:
                 self.say(f"{run.part.name}: {run.trouble}")
+                self.faults.append(f"{run.part.name}: see {run.log}")
 
     def _show_failures(self, running: Iterable[Run]) -> None:
         for run in running:
@@ -167,6 +187,21 @@ class Runner:
             names.write_text("\n".join(dict.fromkeys(tests)))
             part = Part(name, (f"@{names}",), run.part.python, short=run.part.short)
             self.stage([part], self.again)
+
+    def check_requirements(self) -> None:
+        """Every requirement that a test is said to show was shown in this run; what is missing is a fault in CI."""
+        results = [run.file for run in (*self.runs, *self.again) if run.part.python == sys.executable]
+        script = ROOT / "scripts" / "generate_requirements.py"
+        argv = [sys.executable, str(script), "--results", *map(str, results)]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        if done.returncode:
+            self.missing(f"requirements that this run did not show:\n{done.stdout}{done.stderr}")
+
+    def missing(self, what: str) -> None:
+        """Say what could not be had here; it is a fault in CI."""
+        self.say(what)
+        if os.environ.get("CI") == "true":
+            self.faults.append(what)
 
     def summary(self) -> int:
         """Print what the whole run found; returns the exit code."""
@@ -191,15 +226,14 @@ class Runner:
         }
         reasons = Counter(result.text for result in by_outcome["skipped"].values())
         slowest = sorted(final.items(), key=lambda item: -item[1].seconds)[:10]
-        troubles = [run for run in (*self.runs, *self.again) if run.trouble]
         _list("slowest", [f"{one.seconds:6.1f} s  {part}: {test}" for (part, test, _), one in slowest])
         _list("skipped", [f"{number:4}  {reason}" for reason, number in reasons.most_common()])
         _list("unstable: failed beside others, passed alone", unstable)
-        _list("parts that did not end well", [f"{run.part.name}: see {run.log}" for run in troubles])
+        _list("other faults", self.faults)
         failed = by_outcome["failed"].items()
         _list("failed", [f"{part}: {test}: {_last(result.text)}" for (part, test, _), result in failed])
         print(", ".join(f"{len(found)} {outcome}" for outcome, found in by_outcome.items()), flush=True)
-        return 1 if by_outcome["failed"] or troubles else 0
+        return 1 if by_outcome["failed"] or self.faults else 0
 
 
 def _list(title: str, lines: Sequence[str]) -> None:
@@ -212,16 +246,23 @@ def _last(text: str) -> str:
     return (text.splitlines() or [""])[-1]
 
 
-def stages(everything: bool) -> list[list[Part]]:
+def stages(everything: bool, newest_python: bool) -> list[list[Part]]:
     together = ("-n", str(PROCESSES), *FILES, "-m", "not soak and not alone")
     found = [
         [Part("tests", together, short=True)],
-        [Part("alone", ("-p", "no:cacheprovider", "-m", "alone and not soak"), short=True)],
+        [Part("alone", ("-m", "alone" if everything else "alone and not soak"), short=True)],
     ]
     if everything:
         elsewhere = ("--ignore=tests/soak", "--ignore=tests/vm")
+        newest = Part(
+            "newest-python",
+            ("-n", "2", *FILES, "-m", "not soak", "tests/unit", "tests/conformance"),
+            python=str(NEWEST_PYTHON / "venv" / "bin" / "python"),
+            nice=10,
+        )
         found += [
             [
+                *([newest] if newest_python else ()),
                 Part("histories", ("-m", "soak", "-s", "tests/soak/test_random_histories.py"), repeats=False),
                 Part("load", ("-m", "soak", "-s", "tests/soak/test_mixed_load.py"), repeats=False),
             ],
@@ -240,9 +281,14 @@ def main() -> int:
     runner = Runner(ROOT)
     interrupted = False
     try:
-        for stage in stages(arguments.all):
+        newest_python = (NEWEST_PYTHON / "installed").exists()
+        for stage in stages(arguments.all, newest_python):
             runner.stage(stage, runner.runs)
         runner.repeat()
+        if arguments.all:
+            if not newest_python:
+                runner.missing("left out: the newest Python is not here (scripts/setup_newest_python.sh)")
+            runner.check_requirements()
     except KeyboardInterrupt:
         interrupted = True
     code = runner.summary()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from scripts.generate_requirements import not_shown
 from tests import __main__ as runner
 from tests.__main__ import ROOT, Part, Runner
 
@@ -87,3 +89,21 @@ def test_long_test_that_is_no_soak_fails(
 )
 def test_part_that_breaks_fails_the_run(tmp_path: Path, code: str, options: tuple[str, ...]) -> None:
     assert run(tmp_path, code, Part("part", options, repeats=False)) == 1
+
+
+def test_skipped_test_shows_no_requirement(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    outcomes = {
+        "tests/a.py::test_shown[1]": "passed",
+        "tests/a.py::test_shown[2]": "skipped",
+        "tests/a.py::test_skipped": "skipped",
+        "tests/a.py::test_half[1]": "passed",
+        "tests/a.py::test_half[2]": "failed",
+        "tests/a.py::test_unstable": "failed",
+    }
+    found = [{"collected": 6}, *({"test": test, "outcome": outcome} for test, outcome in outcomes.items())]
+    found.append({"test": "tests/a.py::test_unstable", "outcome": "passed"})
+    results.write_text("".join(json.dumps(each) + "\n" for each in found))
+    names = ("shown", "skipped", "half", "unstable", "absent")
+    requirements = {name: [f"a.py::test_{name}"] for name in names}
+    assert not_shown(requirements, [results]).keys() == {"skipped", "half", "absent"}
