@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -51,6 +52,33 @@ def test_glossary_has_each_word_once_in_order() -> None:
     words = [row.lower() for row in rows if row != "word"]
     assert words == sorted(set(words))
     assert len(words) > 50
+
+
+def test_every_name_of_the_walkthrough_exists() -> None:
+    page = (ROOT / "docs" / "walkthrough.md").read_text()
+    named = re.findall(r"`([a-z0-9_/]+\.(?:py|c))(?:::([A-Za-z_.]+))?`", page)
+    assert len(named) > 30
+    assert [f"{file}::{name}" for file, name in named if not _defines(file, name)] == []
+
+
+def _defines(file: str, name: str) -> bool:
+    """Whether a source file defines a function, or a class and perhaps its method; True for no name if it exists."""
+    path = ROOT / file if file.startswith("native/") else ROOT / "src" / "skerry" / file
+    if not path.is_file() or not name:
+        return path.is_file()
+    if path.suffix == ".c":
+        return bool(re.search(rf"^[a-z][^;{{]*\b{name}\([^;]*\n{{", path.read_text(), re.MULTILINE))
+    body: list[ast.stmt] = ast.parse(path.read_text()).body
+    for part in name.split("."):
+        found = [
+            node
+            for node in body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == part
+        ]
+        if not found:
+            return False
+        body = found[0].body
+    return True
 
 
 @pytest.mark.requirement("R114")
