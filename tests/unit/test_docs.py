@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,8 @@ def test_commands_exist(page: Path) -> None:
 
 
 def test_glossary_has_each_word_once_in_order() -> None:
-    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    words_table, _, _ = (ROOT / "docs/glossary.md").read_text().partition("\n## ")
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", words_table, re.MULTILINE)
     words = [row.lower() for row in rows if row != "word"]
     assert words == sorted(set(words))
     assert len(words) > 50
@@ -79,6 +81,21 @@ def _defines(file: str, name: str) -> bool:
             return False
         body = found[0].body
     return True
+
+
+def test_glossary_gives_a_reason_for_each_class_name_used_twice() -> None:
+    sources = ROOT / "src" / "skerry"
+    names: Counter[str] = Counter()
+    for file in sources.rglob("*.py"):
+        if file.relative_to(sources).parts[0] != "v1":
+            names.update(
+                node.name for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)
+            )
+    reasons = (ROOT / "docs" / "glossary.md").read_text().partition("## Class names used more than once")[2]
+    listed = set(re.findall(r"`(\w+)`", reasons))
+    assert [
+        name for name, count in names.items() if count > 1 and name[0] != "_" and name not in listed
+    ] == []
 
 
 @pytest.mark.requirement("R114")
