@@ -21,6 +21,7 @@ import pytest
 from skerry.errors import EnvironmentNotFound, PlatformError
 from skerry.host import cgroup_places, cgroups
 from skerry.host.cgroup_places import WEIGHT_PERCENT
+from skerry.host.cgroup_processes import pids_in
 from skerry.host.cgroups import Cgroup, CgroupManager
 from skerry.models import Enforcement
 from skerry.policy import MIB, Limits
@@ -318,7 +319,7 @@ def test_a_kill_leaves_nothing(
     cgroup = create()
     bomb = run(cgroup, FORK_BOMB)
     assert bomb.line() == "full"
-    pids = cgroups._pids(cgroup._all[0])
+    pids = pids_in(cgroup._all[0])
     assert bomb.pid in pids
     assert len(pids) > 1
     pidfds = [os.pidfd_open(pid) for pid in pids]

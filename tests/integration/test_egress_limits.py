@@ -420,7 +420,7 @@ def test_who_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert "ConnectionResetError" in error
                 assert it.proxy.connections == set()
             await it.ledger.until(lambda: len(it.ledger.finished) == 3)
-            assert {done.verdict for done in it.ledger.finished[1:]} == {"failed: it does not answer"}
+            assert {done.verdict for done in it.ledger.finished[1:]} == {"failed: connection timed out"}
 
     in_a_network_of_its_own(main)
 
@@ -536,7 +536,7 @@ def test_a_flood_waits_for_the_environments_share_of_the_loop(
             it.server = swallow
             budget = Budget(share=1e-6)
             flow, other = budget.flow("flooder"), budget.flow("neighbour")
-            it.proxy._pace._flow = flow
+            it.proxy._pace.flow = flow
 
             def counted(work: Any) -> Any:
                 def call(*arguments: Any) -> Any:

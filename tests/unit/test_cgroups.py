@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skerry.errors import EnvironmentNotFound, InvalidRequest, LaunchFailed
-from skerry.host import cgroups
+from skerry.host import cgroup_processes, cgroups
 from skerry.host.cgroups import CgroupManager, cpu_quota
 from skerry.models import Enforcement, Usage
 from skerry.policy import MIB, Limits
@@ -343,7 +343,8 @@ def test_a_number_that_passed_to_another_process_is_not_signaled(
     """The member dies after the list was read, and an outsider gets its number: the second look spares it."""
     files(machine.mount("pids", "pids") / LEAF, {"pids.max": "9"})
     looks = [{bystander.pid}]
-    monkeypatch.setattr(cgroups, "_pids", lambda directory: looks.pop() if looks else set())
+    for module in (cgroups, cgroup_processes):
+        monkeypatch.setattr(module, "pids_in", lambda directory: looks.pop() if looks else set())
     machine.detect().open(ID).kill()
     assert not looks
     bystander.terminate()

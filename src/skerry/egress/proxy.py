@@ -1,11 +1,11 @@
-"""The proxy: takes what an environment sends, decides, and takes it where it may go.
+"""The egress proxy of an environment: intercepts its DNS and TCP, applies the rules, and relays what is allowed.
 
-    environment ──TCP to anywhere──> our socket in its namespace ──> decision ──> the address that was looked at
-                ──DNS────────────> our socket in its namespace ──> an address that stands for the name
+    environment ──TCP to anywhere──> our socket in its namespace ──> decision ──> the address that was checked
+                ──DNS────────────> our socket in its namespace ──> a synthetic address for the name
 
-A name is answered with an address of our own making, which stands for it; what connects there wants that name. The
-name is resolved once, every address of it is looked at, and one of those is dialled. Nothing is passed on before it
-has been found out what the client says about itself.
+DNS answers an allowed name with a synthetic address, so that a connection to it tells the name. The name is resolved
+once, every address is checked, and one of the checked addresses is dialled. Nothing is relayed before the Host or SNI
+that the client sends has been checked too.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from skerry.policy import KIB, Limits
 
 DENIALS_MAX = 100
 TOLD_AT_ONCE, TOLD_PER_SECOND = 100, 1.0
-"""Denials that the witness is told of; the others are counted."""
+"""Rate limit of denials reported to the witness; the others are only counted."""
 QUERIES_MAX = 64
 AT_ONCE = 64
-"""Packets or connections that are taken before others have their turn."""
+"""Packets or connections accepted in one turn of the loop."""
 DIAL_SECONDS = 15.0
 FIRST_WORDS_SECONDS = 30.0
 REASON_SECONDS = 2.0
 PACKET = 4096
 NEAR_BUFFER = 192 * KIB
-"""Of the kernel, each way, for what an environment sends and reads: it is near, and more would only be held longer."""
+"""Socket buffer toward the environment, in each direction; its round trip is short, so more would not be faster."""
 _ORIGINAL_DESTINATION = 80
 _RESET = struct.pack("ii", 1, 0)
 _ACCESS_DENIED = bytes((21, 3, 1, 0, 2, 2, 49))
@@ -55,22 +55,22 @@ _ACCESS_DENIED = bytes((21, 3, 1, 0, 2, 2, 49))
 
 @dataclass(slots=True)
 class Denial:
-    """What was refused, and how often; for whoever has to decide what to allow."""
+    """A refused destination and how often, for those who maintain the allowlist."""
 
     at: float
     host: str
     port: int
-    """0: only its name was asked for."""
+    """0 for a DNS query."""
     reason: str
     count: int = 1
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One that an environment makes."""
+    """One connection of an environment."""
 
     host: str
-    """The name that it was made to, or the address."""
+    """The destination: a name or an address."""
     port: int
     address: Address | None = None
     sent: int = 0
@@ -78,33 +78,33 @@ class Connection:
     verdict: str = "allowed"
     began: float = field(default_factory=time.time)
     opened: bool = False
-    """Whether the witness was told of it."""
+    """True once the witness's `opening` was called."""
     task: asyncio.Task[None] | None = None
 
 
 class Witness:
-    """Is told of every decision. May raise SkerryError from `opening`, and then nothing is opened."""
+    """Receives every decision. `opening` may raise SkerryError to prevent the connection."""
 
     async def opening(self, connection: Connection) -> None:
-        """With the address that is tried first."""
+        """Called before dialling, with the first address to try."""
 
     def closed(self, connection: Connection) -> None:
-        """One of which `opening` was told, whatever came of that; with the address that was tried last."""
+        """Called once for every `opening`, with the address tried last."""
 
     def denied(self, denial: Denial) -> None:
-        """The first of its kind; of many different ones in a short time only some."""
+        """Called for the first denial of each kind, rate-limited."""
 
 
 class _Denied(Exception):
-    """By the rules or the limits. The text is for people."""
+    """Refused by the rules or the limits. The text is shown to users."""
 
 
 class _Cut(Exception):
-    """A connection that was let through may not go on. The text is for people."""
+    """An open connection must end. The text is shown to users."""
 
 
 class Proxy:
-    """Of one environment. `rules` may be replaced at any time by `change()`."""
+    """The proxy of one environment. `change()` replaces the rules at any time."""
 
     def __init__(
         self,
@@ -116,14 +116,14 @@ class Proxy:
         meter: Meter,
         flow: Flow,
     ) -> None:
-        """The sockets must not block, and are the proxy's from now on. `flow` is charged with the loop time."""
+        """Takes ownership of the sockets, which must be non-blocking. `flow` is charged for loop time."""
         self.rules = rules
         self.denials: deque[Denial] = deque(maxlen=DENIALS_MAX)
         self.denied = 0
-        """How often something was refused."""
+        """Number of refusals."""
         self.connections: set[Connection] = set()
         self._surplus: set[Connection] = set()
-        """Those for which there is no place, and which are told so."""
+        """Connections above the limit, open only to receive the reason."""
         self._meter = meter
         self._witness = witness
         self._tell = float(TOLD_AT_ONCE)
@@ -139,7 +139,7 @@ class Proxy:
         self._listen()
 
     def change(self, rules: Rules, limits: Limits) -> None:
-        """From now on these count, also for connections that are open: of too many, the oldest stay."""
+        """Apply new rules and limits, also to open connections; above the limit the oldest stay."""
         self.rules = rules
         self._meter.change(limits)
         kept = 0
@@ -153,7 +153,7 @@ class Proxy:
                 kept += 1
 
     async def close(self) -> None:
-        """End every connection, and close the sockets."""
+        """Cancel every connection and close the sockets."""
         self._closed = True
         self._pace.close()
         for one in self._sockets:
@@ -179,7 +179,7 @@ class Proxy:
             self._loop.add_reader(asked, self._take_queries, asked)
 
     def _spend(self, seconds: float) -> None:
-        """Charge work; with the allowance used up, what comes next stays in the kernel until it is our turn."""
+        """Charge work. Beyond the allowance, stop reading until the next turn: input stays in the kernel."""
         if self._pace.spend(seconds) or self._paused:
             return
         self._paused = True
@@ -233,7 +233,7 @@ class Proxy:
             self._deny(name, 0, reason)
             return dns.NO_SUCH_NAME, None, _words(reason, name)
         try:
-            # With no traffic left nobody is asked; it is told when it connects, which most programs show.
+            # Without traffic left, skip the lookup: the connection reports the reason, which most programs show.
             if not self._meter.spent() and not await self._resolver.addresses(name):
                 return dns.NO_SUCH_NAME, None, ""
         except OSError:
@@ -253,7 +253,7 @@ class Proxy:
                 break
             except ConnectionError:
                 continue
-            except OSError:  # there are too many descriptors
+            except OSError:  # too many open descriptors
                 self._loop.remove_reader(listener)
                 self._loop.call_later(0.1, self._accept_again, listener)
                 break
@@ -267,7 +267,7 @@ class Proxy:
             client.setblocking(False)
             _hold(client, NEAR_BUFFER)
             address, port = _destination(client)
-        except OSError:  # it has left again
+        except OSError:  # already closed
             client.close()
             return
         name = self._synthetic.name(address)
@@ -280,7 +280,7 @@ class Proxy:
         (self._surplus if full else self.connections).add(connection)
         serving = self._pace.metered(self._serve, client, connection, name, full)
         connection.task = self._loop.create_task(serving)
-        # Not by the task itself: one that is cancelled at once never begins.
+        # A callback, not the task itself: a task cancelled before its first step never runs.
         connection.task.add_done_callback(partial(self._ended, client, connection))
 
     def _accept_again(self, listener: socket.socket) -> None:
@@ -290,7 +290,7 @@ class Proxy:
     async def _serve(
         self, client: socket.socket, connection: Connection, name: str | None, full: str
     ) -> None:
-        """`full`: why there is no place for it."""
+        """`full` is the reason why it is above the limit, or empty."""
         try:
             if full:
                 raise _Denied(full)
@@ -311,7 +311,7 @@ class Proxy:
             raise
 
     def _ended(self, client: socket.socket, connection: Connection, _: asyncio.Task[None]) -> None:
-        # What was broken off must not look as if it had come to its end.
+        # Reset: an aborted transfer must not look complete.
         _close(client, reset=connection.verdict.startswith(("cut", "failed")))
         self.connections.discard(connection)
         self._surplus.discard(connection)
@@ -327,7 +327,7 @@ class Proxy:
             assert name is not None
             addresses = await self._resolver.addresses(name)
         elif connection.address in SYNTHETIC:
-            raise _Denied("nothing stands for this address")
+            raise _Denied("no name belongs to this synthetic address")
         else:
             addresses = [connection.address]
         self._reachable(addresses, connection, name)
@@ -335,7 +335,7 @@ class Proxy:
         first = b""
         if screen is not None and connection.port in WEB:
             first = await _first_words(client, screen)
-        # Time has passed, and the rules may be others.
+        # The rules may have changed meanwhile.
         addresses = self._reachable(addresses, connection, name)
         connection.address = addresses[0]
         connection.opened = True
@@ -350,7 +350,7 @@ class Proxy:
         server.close()
 
     def _reachable(self, addresses: list[Address], connection: Connection, name: str | None) -> list[Address]:
-        """Those that may be dialled. Raises _Denied when there are none."""
+        """The addresses that the rules allow. Raises _Denied if there are none."""
         reason = "the name has no address"
         found: list[Address] = []
         for address in addresses:
@@ -364,8 +364,8 @@ class Proxy:
         return found
 
     async def _dial(self, addresses: list[Address], connection: Connection) -> socket.socket:
-        """The first that answers. Raises OSError."""
-        failure = OSError("it may not be reached any more")
+        """Connect to the first address that answers. Raises OSError."""
+        failure = OSError("the rules no longer allow it")
         last = self._loop.time() + 2 * DIAL_SECONDS
         for address in addresses:
             connection.address = address
@@ -383,7 +383,7 @@ class Proxy:
                 return server
             except TimeoutError:
                 server.close()
-                failure = OSError("it does not answer")
+                failure = OSError("connection timed out")
             except OSError as error:
                 server.close()
                 failure = error
@@ -402,7 +402,7 @@ class Proxy:
     async def _refuse(
         self, client: socket.socket, connection: Connection, reason: str, protocol: str | None
     ) -> None:
-        """Say why, if the client speaks a protocol in which that can be said; None: it has not said anything yet."""
+        """Send the reason if the client speaks HTTP or TLS. `protocol` None: read its first bytes to find out."""
         connection.verdict = f"denied: {reason}"
         self._deny(connection.host, connection.port, reason)
         with contextlib.suppress(OSError):
@@ -418,7 +418,7 @@ class Proxy:
                 )
                 client.shutdown(socket.SHUT_WR)
                 while await self._loop.sock_recv(client, PACKET):
-                    pass  # closing with something unread would take the words back
+                    pass  # closing with unread data would reset the connection and discard the answer
 
     def _deny(self, host: str, port: int, reason: str) -> None:
         self.denied += 1
@@ -462,7 +462,7 @@ def _reply(asked: socket.socket, packet: bytes, sender: tuple[Any, ...]) -> None
 
 
 def _hold(one: socket.socket, size: int) -> None:
-    """Have the kernel keep no more than about so much for it, each way."""
+    """Limit the kernel's socket buffers, in each direction, approximately."""
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         one.setsockopt(socket.SOL_SOCKET, option, size)
 
@@ -475,7 +475,7 @@ def _close(one: socket.socket, *, reset: bool) -> None:
 
 
 async def _first_words(client: socket.socket, screen: Screen) -> bytes:
-    """What may be passed on of what the client says first. Raises Refused, OSError."""
+    """The client's first bytes that may be relayed. Raises Refused, OSError."""
     loop = asyncio.get_running_loop()
     passed = b""
     try:
@@ -491,7 +491,7 @@ async def _first_words(client: socket.socket, screen: Screen) -> bytes:
 
 
 def _destination(client: socket.socket) -> tuple[Address, int]:
-    """Where the client wanted to go, before it was redirected to us. Raises OSError."""
+    """The original destination, before the redirect. Raises OSError."""
     if client.family == socket.AF_INET:
         raw = client.getsockopt(socket.SOL_IP, _ORIGINAL_DESTINATION, 16)
         return IPv4Address(raw[4:8]), int(struct.unpack(">H", raw[2:4])[0])

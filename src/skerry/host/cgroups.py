@@ -15,13 +15,19 @@ import contextlib
 import errno
 import os
 import re
-import select
-import signal
 import time
 from dataclasses import dataclass
 
-from skerry.errors import EnvironmentNotFound, InvalidRequest, LaunchFailed, PlatformError
+from skerry.errors import EnvironmentNotFound, InvalidRequest, LaunchFailed
 from skerry.host.cgroup_places import FIX, Places, find_places, read_text, write
+from skerry.host.cgroup_processes import (
+    await_change,
+    field,
+    io_of_processes,
+    kill_member,
+    pids_in,
+    remove_directory,
+)
 from skerry.models import Enforcement, Usage
 from skerry.policy import Limits
 
@@ -93,7 +99,7 @@ class Cgroup:
     def cpu_time(self) -> float | None:
         """Seconds so far, for any thread: keeps no file open. None: this machine cannot tell, or it is gone."""
         if self._unified:
-            found = _field(os.fsencode(read_text(f"{self._unified}/cpu.stat")), b"usage_usec")
+            found = field(os.fsencode(read_text(f"{self._unified}/cpu.stat")), b"usage_usec")
             return None if found is None else found / 1e6
         path = self._dirs.get("cpuacct", "")
         found = _number(os.fsencode(read_text(f"{path}/cpuacct.usage"))) if path else None
@@ -116,18 +122,18 @@ class Cgroup:
     def _cpu_ns(self) -> int | None:
         if self._unified is None:
             return _number(self._read("cpuacct", "cpuacct.usage", ""))
-        microseconds = _field(self._pread(self._unified, "cpu.stat"), b"usage_usec")
+        microseconds = field(self._pread(self._unified, "cpu.stat"), b"usage_usec")
         return None if microseconds is None else microseconds * 1000
 
     def _oom_kills(self) -> int | None:
-        return _field(self._read("memory", "memory.oom_control", "memory.events"), b"oom_kill")
+        return field(self._read("memory", "memory.oom_control", "memory.events"), b"oom_kill")
 
     def _io(self) -> tuple[int | None, int | None]:
         if "io" in self._dirs:
             raw = self._read("io", "", "io.stat")
             reads, writes = rb" rbytes=(\d+)", rb" wbytes=(\d+)"
         else:
-            raw = _io_of_processes(self._all[0]) if self._all else None
+            raw = io_of_processes(self._all[0]) if self._all else None
             reads, writes = rb"\nread_bytes: (\d+)", rb"\nwrite_bytes: (\d+)"
         if raw is None:
             return None, None
@@ -292,9 +298,9 @@ class Cgroup:
         deadline = time.monotonic() + PATIENCE
         for path in by_signal:
             signaled: set[int] = set()
-            while (fresh := _pids(path) - signaled) and time.monotonic() < deadline:
+            while (fresh := pids_in(path) - signaled) and time.monotonic() < deadline:
                 for pid in fresh:
-                    _kill_member(pid, path)
+                    kill_member(pid, path)
                 signaled |= fresh
 
     def remove(self) -> None:
@@ -305,8 +311,8 @@ class Cgroup:
         self.close()
         deadline = time.monotonic() + PATIENCE
         for path in self._all:
-            while not _rmdir(path, last_try=time.monotonic() > deadline):
-                _await_change(path, path == self._unified, deadline)
+            while not remove_directory(path, last_try=time.monotonic() > deadline):
+                await_change(path, path == self._unified, deadline)
 
     def close(self) -> None:
         """Close the counters' files. They open again when they are read."""
@@ -441,71 +447,6 @@ def _open_counter(path: str) -> int:
 
 def _number(raw: bytes | None) -> int | None:
     return int(raw) if raw else None
-
-
-def _field(raw: bytes | None, name: bytes) -> int | None:
-    """The number after `name` in a file of `name number` lines."""
-    _, found, rest = (b"\n" + (raw or b"")).partition(b"\n" + name + b" ")
-    return int(rest.partition(b"\n")[0]) if found else None
-
-
-def _pids(directory: str) -> set[int]:
-    """The processes in a cgroup; not those that are invisible (0) in our PID namespace."""
-    return {int(pid) for pid in read_text(f"{directory}/cgroup.procs").split()} - {0}
-
-
-def _io_of_processes(directory: str) -> bytes | None:
-    if not os.path.isdir(directory):
-        return None
-    return "\n".join(["", *(read_text(f"/proc/{pid}/io") for pid in _pids(directory))]).encode()
-
-
-def _kill_member(pid: int, directory: str) -> None:
-    """SIGKILL to a process in the cgroup, never to another one that has got its number meanwhile."""
-    with contextlib.suppress(ProcessLookupError):
-        fd = os.pidfd_open(pid)
-        try:
-            if pid in _pids(directory):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-        finally:
-            os.close(fd)
-
-
-def _rmdir(directory: str, *, last_try: bool) -> bool:
-    """Whether the cgroup is gone now; False: something is still in it. Raises PlatformError for all else."""
-    try:
-        os.rmdir(directory)
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        if error.errno == errno.EBUSY and not last_try:
-            return False
-        raise PlatformError(
-            f"cannot remove the cgroup {directory}: {error.strerror}",
-            hint=f"processes inside: {sorted(_pids(directory))}; kill() comes before remove()",
-            detail={"step": "cgroup: remove", "path": directory, "errno": error.errno},
-        ) from error
-    return True
-
-
-def _await_change(directory: str, unified: bool, deadline: float) -> None:
-    """Wait until a process leaves the cgroup; on v1 a moment, if what leaves can no longer be seen."""
-    waiting = select.poll()
-    with contextlib.ExitStack() as stack:
-        timeout = 0.001
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if unified:
-                events = stack.enter_context(open(f"{directory}/cgroup.events", "rb", buffering=0))
-                waiting.register(events, select.POLLPRI)
-                if _field(events.read(), b"populated") == 0:
-                    return
-                timeout = deadline - time.monotonic()
-            for pid in () if unified else _pids(directory):
-                fd = os.pidfd_open(pid)
-                stack.callback(os.close, fd)
-                waiting.register(fd, select.POLLIN)
-                timeout = deadline - time.monotonic()
-        waiting.poll(max(timeout, 0.0) * 1000)
 
 
 def _failed(step: str, path: str, error: OSError) -> LaunchFailed:
