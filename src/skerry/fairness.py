@@ -189,40 +189,58 @@ async def timed(work: Coroutine[Any, Any, T], flow: Flow) -> T:
 
 
 class Line:
-    """Coroutines that share one flow, such as the requests of a tenant: first come, first served."""
+    """A queue of callbacks and coroutines that share one flow: first come, first served.
 
-    def __init__(self, flow: Flow) -> None:
+    One turn of the flow resumes `at_a_turn` of them.
+    """
+
+    def __init__(self, flow: Flow, at_a_turn: int = 1) -> None:
         self.flow = flow
-        self._waiting: deque[asyncio.Event] = deque()
+        self._at_a_turn = at_a_turn
+        self._waiting: deque[Callable[[], None]] = deque()
 
     @property
     def busy(self) -> bool:
-        """Whether somebody waits."""
+        """True while somebody waits."""
         return bool(self._waiting)
 
+    def spend(self, seconds: float) -> bool:
+        """Charge work that was done. False: stop, and continue with `later()`."""
+        return self.flow.spend(seconds) and not self._waiting
+
+    def later(self, go_on: Callable[[], None]) -> None:
+        """Call `go_on` at the flow's turn, after those already waiting."""
+        self._waiting.append(go_on)
+        self.flow.wait(self._next)
+
     async def turn(self) -> bool:
-        """Return when nobody is before us and the flow may work; at once, most of the time. True: not at once."""
-        if not self._waiting and self.flow.spend(0.0):
+        """Return at once if the queue is empty and the flow within its allowance, else in turn. True: it waited."""
+        if self.spend(0.0):
             return False
         turn = asyncio.Event()
-        self._waiting.append(turn)
-        self.flow.wait(self._next)
+        go_on = turn.set
+        self.later(go_on)
         try:
             await turn.wait()
         except asyncio.CancelledError:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
+            if go_on in self._waiting:
+                self._waiting.remove(go_on)
             raise
         return True
 
     async def pause(self) -> None:
-        """Between two pieces of long work: everybody else is served, then it is our turn again."""
+        """Between two pieces of long work: let everybody else work, then wait for the next turn."""
         await asyncio.sleep(0)
         await self.turn()
 
+    def close(self) -> None:
+        """Drop all that wait; they are never called."""
+        self._waiting.clear()
+        self.flow.close()
+
     def _next(self) -> None:
-        if self._waiting:
-            self._waiting.popleft().set()
+        for _ in range(min(self._at_a_turn, len(self._waiting))):
+            self._waiting.popleft()()
         if self._waiting:
             self.flow.wait(self._next)
 
