@@ -109,26 +109,12 @@ def compile_profile(name: str, arch: str | None = None) -> bytes:
     return _built_in(name).compile(arch)
 
 
-def load_profile(path: Path) -> Profile:
-    """An operator's own profile, which may extend a built-in one.
-
-    Raises InvalidRequest if the file cannot be read or makes no sense.
-    """
-    try:
-        return _parse(tomllib.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise InvalidRequest(
-            f"the system call profile {path} is not valid: {error}",
-            hint=f"the format is described at the top of {_DATA / 'default.toml'}",
-        ) from error
-
-
 def _built_in(name: str) -> Profile:
     if name not in profile_names():
         raise InvalidRequest(
             f"unknown system call profile {name!r}", hint=f"known: {', '.join(profile_names())}"
         )
-    return load_profile(_DATA / f"{name}.toml")
+    return parse_profile((_DATA / f"{name}.toml").read_text())
 
 
 @cache
@@ -137,7 +123,9 @@ def _numbers(arch: str) -> dict[str, int]:
     return {name: int(number) for number, name in (line.split() for line in lines if line[0] != "#")}
 
 
-def _parse(raw: dict[str, Any]) -> Profile:
+def parse_profile(text: str) -> Profile:
+    """A profile from TOML, which may extend a built-in one. Raises ValueError for a mistake in it."""
+    raw = tomllib.loads(text)
     _check_keys(raw, "extends", "allow", "enosys", "deny", "calls")
     own = [(name, _PASS) for name in raw.get("allow", ())]
     own += [(name, _ABSENT) for name in raw.get("enosys", ())]
