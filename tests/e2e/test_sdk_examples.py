@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,3 +26,10 @@ def test_example(home: Path, name: str, says: str) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert says in done.stdout
+
+
+def test_python_example_of_the_readme(home: Path) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "/workspace/src\n1\n\n42\n\n"
