@@ -555,7 +555,7 @@ async def test_whoever_breaks_the_protocol_breaks_their_own_session(box: Box, co
 async def test_a_lie_about_its_own_call_spoils_that_call_alone(box: Box) -> None:
     lie = """
 import gc, json, os
-(runner,) = [each for each in gc.get_objects() if type(each).__name__ == "Runner"]
+(runner,) = [each for each in gc.get_objects() if type(each).__name__ == "SessionRunner"]
 end = {"token": runner._token, "end": {"name": 5, "value": None}}
 value = {"token": runner._token, "value": 10**9, "kind": [], "type": {}, "size": 0}
 variable = {"token": runner._token, "variable": {"name": "x"}}
@@ -571,7 +571,7 @@ print("more")
 async def test_lies_about_values_are_bounded(box: Box) -> None:
     lie = """
 import gc, json, os
-(runner,) = [each for each in gc.get_objects() if type(each).__name__ == "Runner"]
+(runner,) = [each for each in gc.get_objects() if type(each).__name__ == "SessionRunner"]
 for number in range(-5, 40):
     for form in range(20):
         head = {"token": runner._token, "value": number, "kind": "value", "type": f"text/f{form}", "cut": form % 2}

@@ -282,8 +282,11 @@ def test_the_result_of_the_service(door: str, world: World) -> None:
         fine = request("pass", runtime=f"python:{minor}", strict=True)
         assert (await manager.runCode(fine))["exitCode"] == 0
         for wrong, words in (
-            (request("pass", runtime="python:2.7", strict=True), "python:2.7 is not there; there is python:"),
-            (request("pass", runtime="cobol:1"), "there is no runtime 'cobol:1'"),
+            (
+                request("pass", runtime="python:2.7", strict=True),
+                "runtime python:2.7 is not available, but python:",
+            ),
+            (request("pass", runtime="cobol:1"), "unknown runtime 'cobol:1'"),
             (request("pass", memory="64g"), "there is no argument 'memory'"),
             ({"code": "pass", "runtime": "python:3.10"}, "sessionId is missing"),
         ):

@@ -14,14 +14,14 @@ from skerry.tools.infrastructure import SandboxManager
 
 
 class Noted:
-    """A door and its calls in one."""
+    """A door and its client in one."""
 
     def __init__(self, version: str = "3.11.2", install: Exception | None = None) -> None:
         self.told = version
         self.install = install
         self.asked: list[Any] = []
 
-    def calls(self, traceparent: str) -> Noted:
+    def client(self, traceparent: str) -> Noted:
         return self
 
     async def find(self, name: str) -> bool:

@@ -1,11 +1,15 @@
-"""The client of the daemon: what the SDK and the CLI are made of. Standard library only.
+"""The client of the daemon, used by the SDK, the CLI and the tools. Standard library only.
 
-    http1, websocket    bytes in, messages out; no I/O, shared by both worlds
-    autostart           finds the daemon's socket, and starts the daemon when there is none
-    archive             local files to tar and back; an incoming tar is treated as hostile
+    endpoint            which daemon to use: arguments, SKERRY_* variables, the current context, the default home
+    contexts            the file of named daemons
+    autostart           connects to the daemon of a home, and starts it when none is running
+    remote              connects to a daemon by URL
+    wire, tls           one connection: a socket, and the TLS on it
+    http1, frames       HTTP/1.1 and WebSocket frames as bytes, without I/O
+    archive             local files to tar and back; a received tar is not trusted
     aio/                the asynchronous client, written by hand
-    sync/               the synchronous one, generated from aio/ (only its stream.py is written by hand)
+    sync/               the synchronous client, generated from aio/ (except sync/stream.py)
 
-The CLI counts its start in milliseconds, so nothing here may import asyncio, dataclasses or typing before
-it needs them; a test keeps it so.
+To keep the CLI's start short, modules import asyncio, dataclasses and typing only where they are needed; a test checks
+that.
 """

@@ -2,7 +2,7 @@
 
     {"current": "work", "contexts": {"work": {"url": "https://...", "token": "...", "ca": "/path"}}}
 
-The context `default`, which is in no file, is the home on this machine.
+The context `default` is not in the file: it is the home on this machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _KEYS = ("url", "token", "ca")
 
 
 class Contexts:
-    """What the file says; `save()` replaces it."""
+    """The content of the file; `save()` replaces it."""
 
     __slots__ = ("current", "entries", "path")
 
@@ -27,7 +27,7 @@ class Contexts:
 
     @classmethod
     def load(cls) -> Contexts:
-        """Raises InvalidRequest for a file that makes no sense, or that is not private."""
+        """Read the file. Raises InvalidRequest if it is invalid, or readable or writable by others."""
         config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
         path = f"{config}/skerry/contexts.json"
         try:
@@ -35,7 +35,7 @@ class Contexts:
         except (FileNotFoundError, NotADirectoryError):
             return cls(path, DEFAULT, {})
         except OSError as error:
-            raise InvalidRequest(f"cannot read {path}: {error.strerror}", hint=_instead()) from error
+            raise InvalidRequest(f"cannot read {path}: {error.strerror}", hint=_hint()) from error
         import json
 
         with open(fd, "rb") as file:
@@ -48,12 +48,13 @@ class Contexts:
                     for name, entry in raw["contexts"].items()
                 }
             except (ValueError, KeyError, AttributeError, TypeError) as error:
-                raise InvalidRequest(f"{path} is not what skerry wrote", hint=_instead()) from error
+                raise InvalidRequest(f"{path} is not a valid contexts file", hint=_hint()) from error
         if info.st_uid not in (os.geteuid(), 0) or info.st_mode & 0o022:
-            raise InvalidRequest(f"others can write {path}", hint=f"chmod 600 {path}")
+            raise InvalidRequest(f"{path} is writable by others", hint=f"chmod 600 {path}")
         if info.st_mode & 0o044 and any("token" in entry for entry in entries.values()):
             raise InvalidRequest(
-                f"others can read the tokens in {path}", hint=f"chmod 600 {path}, and replace the tokens"
+                f"the tokens in {path} are readable by others",
+                hint=f"chmod 600 {path}, and replace the tokens",
             )
         return cls(path, current, entries)
 
@@ -61,11 +62,11 @@ class Contexts:
         """Raises NotFound."""
         entry = self.entries.get(name)
         if entry is None or "url" not in entry:
-            raise NotFound(f"there is no context {name!r}", hint="`skerry context ls` lists them")
+            raise NotFound(f"unknown context {name!r}", hint="`skerry context ls` lists them")
         return entry
 
     def save(self) -> None:
-        """All or nothing, and for this user alone. Raises OSError."""
+        """Write the file atomically, private to this user. Raises OSError."""
         import json
 
         os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
@@ -82,5 +83,5 @@ class Contexts:
             raise
 
 
-def _instead() -> str:
-    return "mend it, remove it, or use another daemon with SKERRY_URL or SKERRY_CONTEXT=default"
+def _hint() -> str:
+    return "fix or remove it, or select a daemon with SKERRY_URL or SKERRY_CONTEXT=default"

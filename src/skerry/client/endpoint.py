@@ -1,8 +1,7 @@
-"""Which daemon a client talks to: that of a home on this machine, or one with a URL.
+"""Selects the daemon of a client: that of a home on this machine, or one with a URL.
 
-The first of these that is given counts: an argument, `SKERRY_URL`, `SKERRY_CONTEXT`, `SKERRY_HOME`, the current
-context (`skerry context use`), the default home. The token and the CA that go with a URL are those of whoever gave it;
-what is missing there is taken from `SKERRY_TOKEN` and `SKERRY_CA`.
+Precedence: argument, `SKERRY_URL`, `SKERRY_CONTEXT`, `SKERRY_HOME`, current context (`skerry context use`), default
+home. Token and CA come from the same source as the URL; if missing there, from `SKERRY_TOKEN` and `SKERRY_CA`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Local:
         return f"unix://{self.home.socket}"
 
     def connect(self, start: bool) -> tuple[socket.socket, Tls | None]:
-        """Raises DaemonUnavailable, Denied, and whatever kept the daemon from starting."""
+        """Raises DaemonUnavailable, Denied, InvalidRequest, and the error that kept the daemon from starting."""
         return autostart.connect(self.home, start=start), None
 
 
@@ -49,13 +48,13 @@ if TYPE_CHECKING:
 
 
 def find(home: str | None = None, url: str | None = None, token: str | None = None) -> Endpoint:
-    """Raises InvalidRequest for what cannot be, or not safely, and NotFound for a context that is not there."""
+    """The selected endpoint. Raises InvalidRequest (contradictory or unsafe values), NotFound (unknown context)."""
     if home is not None and url is not None:
-        raise InvalidRequest("a daemon has a home here or a URL, not both")
+        raise InvalidRequest("home and url exclude each other")
     name, context = ("", {"url": url or ""}) if home is not None or url else _chosen()
     if not context["url"]:
         if token:
-            raise InvalidRequest("a token goes with a URL", hint="give the url too, or set SKERRY_URL")
+            raise InvalidRequest("a token needs a URL", hint="pass url as well, or set SKERRY_URL")
         return Local(Home(home))
     from skerry.client.remote import Remote
 
@@ -65,7 +64,7 @@ def find(home: str | None = None, url: str | None = None, token: str | None = No
 
 
 def _chosen() -> tuple[str, dict[str, str]]:
-    """The context that counts where nothing is said, and its name; with an empty URL for a home."""
+    """Name and entry of the context selected by the environment; its URL is empty for a home."""
     if url := os.environ.get("SKERRY_URL"):
         return "", {"url": url}
     name = os.environ.get("SKERRY_CONTEXT", "")

@@ -9,8 +9,8 @@ from skerry.client.http1 import Malformed
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 MESSAGE_MAX = 16 << 20
 
-# The nonce keeps caches between client and server from replaying an old handshake. On a unix socket, on loopback
-# and inside TLS there are none, so a fixed pair (the RFC's own example) proves as much, without loading hashlib.
+# The nonce protects from caching proxies that replay a handshake. There are none on a unix socket, on loopback or
+# inside TLS, so a fixed pair (the RFC's example) is as good, without loading hashlib.
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 ACCEPT = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
 
@@ -44,7 +44,7 @@ def message(content: str | bytes) -> bytes:
 
 
 class FrameParser:
-    """What the server sends: whole messages, with fragments put together, and control frames between them."""
+    """Parses what the server sends into whole messages and control frames."""
 
     __slots__ = ("_buffer", "_opcode", "_parts", "_size")
 
@@ -70,7 +70,7 @@ class FrameParser:
             if opcode >= CLOSE:
                 return opcode, payload
             if (opcode == CONTINUATION) != bool(self._opcode):
-                raise Malformed("the daemon broke the order of message fragments")
+                raise Malformed("the daemon sent message fragments out of order")
             self._opcode = self._opcode or opcode
             self._parts.append(payload)
             self._size += len(payload)

@@ -1,6 +1,6 @@
 """HTTP/1.1 as bytes: requests out, responses in. No I/O.
 
-Strict where it matters: a response that could be read in two ways is refused rather than guessed at.
+Strict: an ambiguous response is refused.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _QUOTED = [chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in range(256)
 
 
 class Malformed(PlatformError):
-    """What came back is not an HTTP response or WebSocket frame that we accept."""
+    """The daemon sent something that is not a valid HTTP response or WebSocket frame."""
 
 
 def quote(text: str) -> str:
-    """Percent-encoded for a path segment or a query; surrogate escapes become the bytes they stand for."""
+    """Percent-encode for a path segment or a query; surrogate escapes become the bytes they stand for."""
     return "".join([_QUOTED[byte] for byte in text.encode("utf-8", "surrogateescape")])
 
 
@@ -43,7 +43,7 @@ def target(path: str, query: Query | None = None) -> str:
 
 
 def traceparent(text: str) -> str:
-    """The W3C trace context that this is, or "" when it is none."""
+    """The text if it is a valid W3C trace context, else ""."""
     version, _, rest = text.partition("-")
     trace, _, rest = rest.partition("-")
     span, _, flags = rest.partition("-")
@@ -54,21 +54,21 @@ def traceparent(text: str) -> str:
 
 
 def request_head(method: str, target: str, headers: Iterable[tuple[str, str]]) -> bytes:
-    """Raises InvalidRequest for one that no daemon takes."""
+    """The request line and headers. Raises InvalidRequest if they are too long for any daemon."""
     lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
     head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
     if len(head) > HEAD_MAX:
-        # It would be told so, but not hear it: it is still sending when the connection is closed.
+        # The daemon would refuse it and close the connection while we still send, so its answer would be lost.
         raise InvalidRequest(
-            "a name or path is too long", hint=f"at most {HEAD_MAX} bytes for all of a request"
+            "a name or path is too long", hint=f"request line and headers take at most {HEAD_MAX} bytes"
         )
     return head
 
 
 def field_value(text: str, what: str) -> str:
-    """A text that can be the value of a header. Raises InvalidRequest."""
+    """The text, checked for use as a header value. Raises InvalidRequest."""
     if not text.isascii() or not text.isprintable():
-        raise InvalidRequest(f"{what} holds characters that it cannot")
+        raise InvalidRequest(f"{what} contains characters that a header cannot carry")
     return text
 
 
@@ -78,9 +78,9 @@ def chunk(data: bytes) -> bytes:
 
 
 class ResponseParser:
-    """One response. Feed it what arrives; it gives back the bytes of the body.
+    """Parses one response: `feed()` takes received bytes and returns those of the body.
 
-    `status` is 0 until the head has been read. After `done`, `rest` holds bytes that came behind it.
+    `status` is 0 until the head has been read. After `done`, `rest` holds bytes that followed the response.
     Raises Malformed.
     """
 
@@ -109,7 +109,7 @@ class ResponseParser:
         """Bytes until the end of the body or chunk (with its line end); None until the connection closes."""
 
     def feed(self, data: bytes) -> bytes:
-        """Take what arrived and return the body bytes in it. Empty data is the end of the connection."""
+        """Take received bytes and return the body bytes in them. Empty data means the connection was closed."""
         if not data:
             return self._eof()
         self.rest += data
@@ -183,7 +183,7 @@ class ResponseParser:
         )
 
     def _read_chunks(self) -> bytes:
-        """`_left` counts down through a chunk and the CRLF behind it; 0 means a size line comes next."""
+        """`_left` counts down through a chunk and its CRLF; 0 means a size line comes next."""
         out: list[bytes] = []
         buffer, at = self.rest, 0
         while True:
@@ -216,7 +216,7 @@ class ResponseParser:
                 if len(buffer) - at < 2:
                     break
                 if buffer[at : at + 2] != b"\r\n":
-                    raise Malformed("a chunk of the response is longer than it says")
+                    raise Malformed("a chunk of the response is longer than its size line")
                 at += 2
                 self._left = 0
         self.rest = buffer[at:]

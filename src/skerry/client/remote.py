@@ -20,9 +20,9 @@ _FORMS = "a URL is https://HOST[:PORT], http://127.0.0.1:PORT or unix:///PATH/da
 
 
 class Remote:
-    """Its token is in no text that it makes.
+    """Its messages never contain the token.
 
-    Raises InvalidRequest for a URL or token that is none, and for a token that others could read on its way.
+    Raises InvalidRequest for an invalid URL or token, and for a token that would be sent unencrypted over a network.
     """
 
     __slots__ = ("_context", "_name", "_path", "_port", "_tls", "ca", "host", "name", "token", "url")
@@ -47,27 +47,25 @@ class Remote:
             self.host = name if self._port == PORTS[scheme] else f"{name}:{self._port}"
             self.url = f"{scheme}://{self.host}"
         if any(not "!" <= character <= "~" for character in token):
-            raise InvalidRequest(
-                "the token has characters that are in no token", hint="is there a space in it?"
-            )
+            raise InvalidRequest("the token contains invalid characters", hint="does it contain a space?")
         if token and scheme == "http" and not is_loopback(self._name):
             raise InvalidRequest(
-                f"a token is not sent to {self.url}: everybody on the way could read it",
-                hint="use https, or an ssh tunnel to a port of this machine",
+                f"refusing to send a token unencrypted to {self.url}",
+                hint="use https, or an ssh tunnel to a local port",
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Remote, (self.url, self.token, self.ca, self.name)
 
     def connect(self, start: bool) -> tuple[socket.socket, Tls | None]:
-        """Nothing is started: `start` has no meaning here.
+        """Connect. `start` is ignored: a remote daemon is never started.
 
         Raises DaemonUnavailable, Denied, InvalidRequest for a CA that cannot be read.
         """
         try:
             if self._path:
                 return autostart.dial(self._path), None
-            # As bytes: for a str the codec of international names would be loaded, which has errors of its own.
+            # As bytes: a str would load the IDNA codec, which raises errors of its own.
             address: Any = (self._name.encode(), self._port)
             sock = socket.create_connection(address, CONNECT_SECONDS)
         except OSError as error:
@@ -93,8 +91,8 @@ class Remote:
             tls.handshake(sock)
         except SSLCertVerificationError as error:
             raise Denied(
-                f"{self.url} cannot prove that it is the daemon: {error.verify_message}",
-                hint="if its certificate is from a CA of your own, name that with SKERRY_CA",
+                f"cannot verify the certificate of {self.url}: {error.verify_message}",
+                hint="for a private CA, set SKERRY_CA to its certificate file",
             ) from error
         except OSError as error:
             raise self._unreachable(error) from error
@@ -103,12 +101,12 @@ class Remote:
     def _unreachable(self, error: OSError) -> DaemonUnavailable:
         return DaemonUnavailable(
             f"cannot reach {self.url}: {error.strerror or error}",
-            hint="is a daemon listening there (skerry serve --listen), and is this the right URL?",
+            hint="check the URL, and that a daemon listens there (skerry serve --listen)",
         )
 
 
 def is_loopback(name: str) -> bool:
-    """Whether this is an address or name of this machine that never leaves it."""
+    """Whether this is a loopback address or `localhost`."""
     if name == "localhost" or name == "::1":
         return True
     try:
@@ -118,17 +116,17 @@ def is_loopback(name: str) -> bool:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """(scheme, what is behind it). A URL that could hold a password is not repeated."""
+    """(scheme, rest). Messages do not repeat a URL that could contain a password."""
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()
     if not separator or (scheme not in PORTS and scheme != "unix"):
-        raise InvalidRequest("this is not the URL of a daemon", hint=_FORMS)
+        raise InvalidRequest("not the URL of a daemon", hint=_FORMS)
     if scheme == "unix":
         if not rest.startswith("/"):
             raise InvalidRequest(f"{url} has no absolute path", hint=_FORMS)
         return scheme, rest
     if "@" in rest:
-        raise InvalidRequest("the URL of a daemon has no user in it", hint="a token goes into SKERRY_TOKEN")
+        raise InvalidRequest("the URL must not contain a user name", hint="pass the token in SKERRY_TOKEN")
     return scheme, rest.removesuffix("/")
 
 
@@ -155,7 +153,7 @@ def _authority(text: str) -> tuple[str, int]:
 
 
 def _keep_alive(sock: socket.socket) -> None:
-    """Messages leave at once, and a peer that has gone without a word is noticed within a minute."""
+    """Send without delay, and notice within a minute that a silent peer is gone."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)

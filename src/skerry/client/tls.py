@@ -1,4 +1,4 @@
-"""TLS as bytes: both worlds drive the socket themselves. Loaded for https URLs alone."""
+"""TLS as bytes; the streams own the socket. Loaded only for https URLs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READ_SIZE = 64 << 10
 
 
 def make_context(ca: str) -> ssl.SSLContext:
-    """Trusts the certificates in the file `ca`, or those that this machine trusts. Raises InvalidRequest."""
+    """A context that trusts the certificates in the file `ca`, or the system's. Raises InvalidRequest."""
     try:
         context = ssl.create_default_context(cafile=ca or None)
     except OSError as error:  # an SSLError is one
@@ -29,7 +29,7 @@ def make_context(ca: str) -> ssl.SSLContext:
 
 
 class Tls:
-    """One session. Its methods may be called from several threads; none of them waits but `handshake`."""
+    """One TLS session. Thread-safe; only `handshake` blocks."""
 
     __slots__ = ("_incoming", "_lock", "_object", "_outgoing", "ended")
 
@@ -38,7 +38,7 @@ class Tls:
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
         self._lock = allocate_lock()
         self.ended = False
-        """The other side has ended the session, perhaps right behind the last that it said: nothing more will come."""
+        """The peer has ended the session: no more data follows."""
 
     def handshake(self, sock: socket.socket) -> None:
         """Raises OSError, of which ssl.SSLCertVerificationError is one."""
@@ -56,7 +56,7 @@ class Tls:
                 return
 
     def seal(self, data: bytes) -> bytes:
-        """The records that carry this. Raises ConnectionError."""
+        """The data as TLS records. Raises ConnectionError."""
         rest = memoryview(data)
         with self._lock:
             try:
@@ -67,10 +67,10 @@ class Tls:
             return self._outgoing.read()
 
     def unseal(self, data: bytes) -> bytes | None:
-        """What these bytes carry; None when it is nothing yet, empty when the other side has ended the session.
+        """The decrypted data; None while no whole record is there, empty when the peer has ended the session.
 
-        Empty data is the end of the connection. Raises ConnectionError, also when that came without the end of
-        the session: somebody else may have cut it.
+        Empty `data` means the connection was closed. Raises ConnectionError, also if it was closed without an end
+        of the session: the stream may have been truncated by an attacker.
         """
         parts: list[bytes] = []
         with self._lock:

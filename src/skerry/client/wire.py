@@ -1,4 +1,4 @@
-"""One connection to a daemon: a socket, and the TLS on it if there is any. Both worlds build their stream on it."""
+"""One connection to a daemon: a socket, with or without TLS. The sync and async streams derive from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ READ_SIZE = 64 << 10
 
 
 class Wire:
-    """Closed when it is dropped."""
+    """Closes its socket when garbage-collected."""
 
     __slots__ = ("sock", "tls", "written")
 
@@ -20,32 +20,30 @@ class Wire:
         self.sock = sock
         self.tls = tls
         self.written = 0
-        """Bytes that the kernel took: when a send fails, this tells whether anything went out."""
+        """Bytes that the kernel accepted: after a failed send, shows whether anything was sent."""
 
     def seal(self, data: bytes) -> bytes:
-        """What must go over the socket for this to be said. Raises ConnectionError."""
+        """Encrypt, if TLS is used. Raises ConnectionError."""
         return data if self.tls is None else self.tls.seal(data)
 
     def unseal(self, data: bytes) -> bytes | None:
-        """What has been said with the bytes that came over the socket: None when they are no whole record yet,
-        empty at the end. Raises ConnectionError.
-        """
+        """Decrypt, if TLS is used: None while no whole record is there, empty at the end. Raises ConnectionError."""
         return data if self.tls is None else self.tls.unseal(data)
 
     @property
     def ended(self) -> bool:
-        """Nothing more will come, and nothing that the socket does will tell."""
+        """True if the peer ended the TLS session: no more data follows, though the socket stays silent."""
         return self.tls is not None and self.tls.ended
 
     def stale(self) -> bool:
-        """Whether an idle connection has been closed by the other side (or got bytes nobody asked for)."""
+        """Whether an idle connection was closed by the peer, or received unexpected bytes."""
         try:
             if self.tls is None:
                 self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
                 return True
             if self.tls.ended:
                 return True
-            # TLS has things of its own to say (tickets for the next session), which end nothing.
+            # TLS session tickets may arrive at any time; they do not make it stale.
             while self.tls.unseal(self.sock.recv(READ_SIZE, socket.MSG_DONTWAIT)) is None:
                 pass
         except BlockingIOError:
@@ -55,7 +53,7 @@ class Wire:
         return True
 
     def shutdown(self) -> None:
-        """End it for whoever is waiting in `recv`, who then closes it."""
+        """Wake up the thread that waits in `recv`, which then closes the connection."""
         try:  # noqa: SIM105 (contextlib is not worth its time at the start of the CLI)
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:

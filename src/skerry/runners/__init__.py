@@ -13,7 +13,7 @@ requests = os.fdopen(os.dup(0), 'rb')
 scope = {'__name__': 'session', '__file__': '<session>'}
 exec(compile(requests.read(int(requests.readline())), scope['__file__'], 'exec'), scope)
 if own == '': sys.path.insert(0, own)
-scope['Runner'](requests).serve()
+scope['SessionRunner'](requests).serve()
 """
 
 # Node cannot copy a descriptor, but it can open it again, and closes what it opened in programs that it starts.

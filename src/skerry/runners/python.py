@@ -56,7 +56,7 @@ FORMS = {
 }
 
 
-class Runner:
+class SessionRunner:
     """Serves one session until its requests end."""
 
     def __init__(self, requests: Any) -> None:

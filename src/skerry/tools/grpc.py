@@ -1,4 +1,4 @@
-"""The door of `sandbox_manager` to a daemon elsewhere, by gRPC (`pip install 'skerry[grpc]'`)."""
+"""Connects `sandbox_manager` to a remote daemon over gRPC (`pip install 'skerry[grpc]'`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from skerry.errors import (
     from_dict,
 )
 from skerry.models import ExecutionResult, Outcome, Usage
-from skerry.tools.infrastructure import Calls
+from skerry.tools.infrastructure import SandboxClient
 from skerry.tools.python import as_program
 from skerry.v1 import code_pb2, environments_pb2, executions_pb2, sessions_pb2
 from skerry.v1.code_pb2_grpc import CodeStub
@@ -29,20 +29,20 @@ from skerry.v1.sessions_pb2_grpc import SessionsStub
 
 
 class GrpcDoor:
-    """To the daemon behind `channel`, which whoever made it closes; `token` lets in."""
+    """The daemon behind `channel`, which the caller closes; `token` is the access token."""
 
     def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
         self._channel = channel
         self._token = token
 
-    def calls(self, traceparent: str) -> Calls:
+    def client(self, traceparent: str) -> SandboxClient:
         metadata = [("authorization", f"Bearer {self._token}")]
         if traceparent:
             metadata.append(("traceparent", traceparent))
-        return _GrpcCalls(self._channel, tuple(metadata))
+        return _GrpcClient(self._channel, tuple(metadata))
 
 
-class _GrpcCalls:
+class _GrpcClient:
     def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> None:
         self._metadata = metadata
         self._environments: Any = EnvironmentsStub(channel)
@@ -88,7 +88,7 @@ class _GrpcCalls:
             return await rpc(request, metadata=self._metadata)
 
     def close(self) -> None:
-        """The channel is not ours."""
+        """Does nothing: the caller of GrpcDoor closes the channel."""
 
 
 def _result(message: Any) -> ExecutionResult:
@@ -110,7 +110,7 @@ def _result(message: Any) -> ExecutionResult:
 
 @asynccontextmanager
 async def _errors() -> AsyncIterator[None]:
-    """Raises the SkerryError that the daemon told of."""
+    """Raise the SkerryError of the daemon instead of a gRPC error."""
     try:
         yield
     except grpc.aio.AioRpcError as error:

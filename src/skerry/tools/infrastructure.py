@@ -1,10 +1,9 @@
-"""What plugins find around them, and the service `sandbox_manager`, which runs code in sessions of a daemon.
+"""The infrastructure that plugins get, and its service `sandbox_manager`, which runs code in sessions of a daemon.
 
     infrastructure = Infrastructure({"sandbox_manager": SandboxManager(HttpDoor())})
     await tool.init(PluginContext(infrastructure))
 
-The daemon is reached through a door: `HttpDoor` (the unix socket of this machine, or a URL) or
-`skerry.tools.grpc.GrpcDoor`.
+A door connects it to the daemon: `HttpDoor` (unix socket or URL) or `skerry.tools.grpc.GrpcDoor`.
 """
 
 from __future__ import annotations
@@ -20,11 +19,12 @@ from skerry.client.aio.client import AsyncClient
 from skerry.client.aio.environment import AsyncEnvironment
 from skerry.errors import Conflict, EnvironmentEnded, InstallFailed, InvalidRequest, LimitReached, NotFound
 from skerry.models import ExecutionResult
+from skerry.tools.aio.python import run_python
 from skerry.tools.arguments import check, shown
 from skerry.tools.python import SESSION, as_program, not_installed
 
 RUNTIMES = {"python": "host"}
-"""The image for a runtime, by its name as it is asked for (`python:3.10`) or without its version (`python`)."""
+"""Image by runtime, with its version (`python:3.10`) or without (`python`)."""
 
 REQUEST: dict[str, Any] = {
     "type": "object",
@@ -39,11 +39,11 @@ REQUEST: dict[str, Any] = {
     "required": ["sessionId", "runtime", "code"],
 }
 VERSION_SECONDS = 600.0
-"""How long the version of an image's interpreter is remembered."""
+"""How long the version of an image's interpreter is cached."""
 
 
 class ToolExecutionResult(TypedDict):
-    """`error` when it did not succeed, `metadata` when it did, or when it failed after it had printed something."""
+    """Has `error` on failure, and `metadata` on success or if the failed code had printed something."""
 
     success: bool
     output: str | None
@@ -52,7 +52,7 @@ class ToolExecutionResult(TypedDict):
 
 
 class SandboxService(Protocol):
-    """What a plugin knows of `SandboxManager`."""
+    """The interface of `SandboxManager` that plugins use."""
 
     async def runCode(self, request: Mapping[str, Any]) -> dict[str, Any]: ...
 
@@ -70,56 +70,52 @@ class Infrastructure:
 
 @dataclass(frozen=True)
 class PluginContext:
-    """What a plugin is given at its start."""
+    """The argument of a plugin's `init`."""
 
     infrastructure: Infrastructure
 
 
 @dataclass(frozen=True)
 class AgentContext:
-    """For whom a tool is called."""
+    """The session and trace that a tool call belongs to."""
 
     session_id: str
     trace_id: str = ""
 
 
-class Calls(Protocol):
-    """What is asked of a daemon. An environment is told by its name. Every method raises SkerryError."""
+class SandboxClient(Protocol):
+    """The requests of `SandboxManager` to a daemon, by name of an environment. Every method raises SkerryError."""
 
     async def find(self, name: str) -> bool:
-        """Whether it lives; if so, it is kept for longer."""
+        """True if the environment is running; then its lease is renewed."""
 
     async def create(self, name: str, image: str, limits: Mapping[str, Any]) -> None: ...
     async def version(self, language: str, image: str) -> str:
-        """The version in a fresh environment: code of a session can forge whatever its own interpreter says."""
+        """The version in a new environment: code in a session could forge what its interpreter reports."""
 
     async def run(
         self, name: str, session: str, code: str, timeout: float, packages: list[str]
     ) -> ExecutionResult:
-        """In the session of this id, which is made, or made anew after a crash, when it is needed; see `as_program`.
-
-        Packages are installed before. Raises InstallFailed.
-        """
+        """Install the packages, then run code in the session of this id; see `as_program`. Raises InstallFailed."""
 
     def close(self) -> None: ...
 
 
-class Door(Protocol):
-    """A way to a daemon."""
+class DaemonDoor(Protocol):
+    """Connects to one daemon."""
 
-    def calls(self, traceparent: str) -> Calls: ...
+    def client(self, traceparent: str) -> SandboxClient: ...
 
 
 class SandboxManager:
-    """Runs code, in one environment for each session, made when it is first needed, with these limits.
+    """Runs code in one environment per session, created on first use with these limits.
 
-    A request has no say in limits or network; the daemon installs packages elsewhere. `timeout` is for one call, its
-    installation apart.
+    Requests cannot change limits or network. `timeout` is that of one call, without the installation of its packages.
     """
 
     def __init__(
         self,
-        door: Door,
+        door: DaemonDoor,
         *,
         runtimes: Mapping[str, str] = RUNTIMES,
         memory: int = 512 << 20,
@@ -131,38 +127,36 @@ class SandboxManager:
         self._limits = {"memory": memory, "cpus": cpus}
         self._timeout = timeout
         self._versions: dict[str, tuple[float, str]] = {}
-        """By image, with the time until which it holds."""
+        """By image: (expiry, version)."""
 
     async def runCode(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """`exitCode`, `stdout`, `stderr`, `durationMs`, `memoryUsage` in bytes, `traceId`, and the `runtime` that ran.
 
-        The request has `sessionId`, `runtime`, `code`, and may have `traceId`, `packages` and `strict`: another version
-        than that asked for is then refused instead of used. Code that fails, and packages that cannot be installed, are
-        results. Raises SkerryError: InvalidRequest for the request, PlatformError and others for the infrastructure.
+        The request has `sessionId`, `runtime`, `code`, and may have `traceId`, `packages` and `strict`, which refuses
+        another version than the requested one. Code that fails and packages that cannot be installed are results.
+        Raises SkerryError: InvalidRequest for the request, PlatformError and others for the infrastructure.
         """
         wanted = check(REQUEST, dict(request))
-        calls = self._door.calls(traceparent(wanted["traceId"]))
+        client = self._door.client(traceparent(wanted["traceId"]))
         try:
-            return await self._ran(calls, wanted)
+            return await self._run(client, wanted)
         finally:
-            calls.close()
+            client.close()
 
-    async def _ran(self, calls: Calls, wanted: dict[str, Any]) -> dict[str, Any]:
+    async def _run(self, client: SandboxClient, wanted: dict[str, Any]) -> dict[str, Any]:
         language, _, version = wanted["runtime"].partition(":")
         image = self._runtimes.get(wanted["runtime"]) or self._runtimes.get(language)
         if image is None:
             known = ", ".join(self._runtimes)
-            raise InvalidRequest(
-                f"there is no runtime {shown(wanted['runtime'])}", hint=f"there are: {known}"
-            )
+            raise InvalidRequest(f"unknown runtime {shown(wanted['runtime'])}", hint=f"known: {known}")
         name = "session-" + hashlib.sha256(f"{image}\0{wanted['sessionId']}".encode()).hexdigest()[:24]
-        ran = await self._version(calls, language, image)
-        if not await calls.find(name):
-            await calls.create(name, image, self._limits)
+        ran = await self._version(client, language, image)
+        if not await client.find(name):
+            await client.create(name, image, self._limits)
         if wanted["strict"] and version and not f"{ran}.".startswith(f"{version}."):
-            raise InvalidRequest(f"{wanted['runtime']} is not there; there is {language}:{ran}")
+            raise InvalidRequest(f"runtime {wanted['runtime']} is not available, but {language}:{ran} is")
         try:
-            result = await calls.run(name, SESSION, wanted["code"], self._timeout, wanted["packages"])
+            result = await client.run(name, SESSION, wanted["code"], self._timeout, wanted["packages"])
         except InstallFailed as failed:
             result = not_installed(failed)
         return {
@@ -175,21 +169,21 @@ class SandboxManager:
             "runtime": f"{language}:{ran}",
         }
 
-    async def _version(self, calls: Calls, language: str, image: str) -> str:
+    async def _version(self, client: SandboxClient, language: str, image: str) -> str:
         until, known = self._versions.get(image, (0.0, "unknown"))
         if time.monotonic() < until:
             return known
         try:
-            told = await calls.version(language, image)
-        except LimitReached:  # no room for one more environment, which says nothing of the code
+            found = await client.version(language, image)
+        except LimitReached:  # no new environment now: unrelated to this request
             return known
-        ran = told if re.fullmatch(r"\d{1,3}(\.\d{1,3}){1,3}", told) else "unknown"
+        ran = found if re.fullmatch(r"\d{1,3}(\.\d{1,3}){1,3}", found) else "unknown"
         self._versions[image] = time.monotonic() + VERSION_SECONDS, ran
         return ran
 
 
 def traceparent(trace_id: str) -> str:
-    """The W3C trace context for a trace id: of 32 hex digits (or a UUID) that id, of other texts one made of them."""
+    """The W3C trace context of a trace id: 32 hex digits or a UUID as they are, other texts hashed."""
     if not trace_id:
         return ""
     digits = trace_id.replace("-", "").lower()
@@ -199,17 +193,17 @@ def traceparent(trace_id: str) -> str:
 
 
 class HttpDoor:
-    """HTTP: to the daemon of this machine, by its unix socket, or to the one at `url`."""
+    """The local daemon, over its unix socket, or the one at `url`."""
 
     def __init__(self, *, url: str | None = None, token: str | None = None) -> None:
         self._url = url
         self._token = token
 
-    def calls(self, traceparent: str) -> Calls:
-        return _HttpCalls(AsyncClient(url=self._url, token=self._token, traceparent=traceparent))
+    def client(self, traceparent: str) -> SandboxClient:
+        return _HttpClient(AsyncClient(url=self._url, token=self._token, traceparent=traceparent))
 
 
-class _HttpCalls:
+class _HttpClient:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self._found: AsyncEnvironment | None = None
@@ -234,10 +228,7 @@ class _HttpCalls:
     async def run(
         self, name: str, session: str, code: str, timeout: float, packages: list[str]
     ) -> ExecutionResult:
-        one = await (await self._environment(name)).session("python", id=session, packages=packages)
-        if (await one.info()).state == "crashed":
-            await one.restart()
-        result = await one.run(code, timeout=timeout)
+        result = await run_python(await self._environment(name), code, packages, timeout, session)
         return as_program(result, result.raised.traceback if result.raised else "")
 
     async def _environment(self, name: str) -> AsyncEnvironment:

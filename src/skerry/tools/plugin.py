@@ -1,4 +1,4 @@
-"""The plugin `python:execute`. It wraps a request; who carries it out, and where, it does not know."""
+"""The plugin `python:execute`: passes requests to the service `sandbox_manager`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from skerry.errors import InvalidRequest
 from skerry.tools.arguments import check
 from skerry.tools.infrastructure import AgentContext, PluginContext, SandboxService, ToolExecutionResult
 from skerry.tools.results import bounded
-from skerry.tools.table import PYTHON_EXECUTE
+from skerry.tools.table import FAILED, PYTHON_EXECUTE
 
 
 class PythonInterpreterTool:
-    """`await init(context)` once, then `await execute(agent_context, args)` for every call of the model."""
+    """Call `init(context)` once, then `execute(agent_context, args)` for every call of the model."""
 
     id = "python-interpreter"
     name = PYTHON_EXECUTE.name
@@ -23,13 +23,13 @@ class PythonInterpreterTool:
         self._sandbox: SandboxService | None = None
 
     async def init(self, context: PluginContext) -> None:
-        """Raises RuntimeError when there is no sandbox."""
+        """Raises RuntimeError if the service is not available."""
         self._sandbox = context.infrastructure.get_service("sandbox_manager")
         if self._sandbox is None:
             raise RuntimeError("Sandbox Infrastructure not available. Cannot initialize Python Tool.")
 
     async def execute(self, agent_context: AgentContext, args: Any) -> ToolExecutionResult:
-        """Whatever happens is a result. The stream that is not `output` is in `metadata`, if it has any text."""
+        """Never raises. The stream that is not `output` is in `metadata`, unless it is empty."""
         try:
             given = check(self.parameters, args)
         except InvalidRequest as error:
@@ -52,8 +52,7 @@ class PythonInterpreterTool:
 def _outcome(result: dict[str, Any]) -> ToolExecutionResult:
     stdout, stderr = bounded(result["stdout"]), bounded(result["stderr"])
     if result["exitCode"] != 0:
-        words = "Execution failed with non-zero exit code"
-        failed: ToolExecutionResult = {"success": False, "output": stderr, "error": words}
+        failed: ToolExecutionResult = {"success": False, "output": stderr, "error": FAILED}
         return {**failed, "metadata": {"stdout": stdout}} if stdout else failed
     metadata = {"executionTime": result["durationMs"], "memoryUsage": result["memoryUsage"]}
     if stderr:

@@ -1,4 +1,4 @@
-"""What those share who run Python code in a session for a model."""
+"""Shared by the tools that run Python code in a session: results as those of programs, and pictures."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
 def as_program(result: ExecutionResult, traceback: str = "") -> ExecutionResult:
-    """The result as a program has it: with its exception on stderr, and how its interpreter ended, if it did.
+    """The result in the form of a program's: exception and end of the interpreter are on stderr.
 
-    Raises PlatformError when its end says nothing of the code.
+    Raises PlatformError if the platform, not the code, ended it.
     """
     if result.outcome == Outcome.INTERNAL:
         raise PlatformError(result.message or "the execution was lost")
@@ -30,13 +30,13 @@ def as_program(result: ExecutionResult, traceback: str = "") -> ExecutionResult:
 
 
 def not_installed(failed: InstallFailed) -> ExecutionResult:
-    """What the code comes to when its packages cannot be installed: it does not run, and stderr says why."""
+    """The result of code whose packages cannot be installed: exit code 1, the reason on stderr."""
     words = f"{failed}\n".encode(errors="replace")
     return ExecutionResult("", Outcome.FAILED, 1, b"", words, 0, len(words), 0.0, Usage())
 
 
 def pictures(result: SessionResult) -> tuple[tuple[tuple[str, str], ...], int]:
-    """The first few pictures that it has shown, as media type and base64, and how many were left out.
+    """The first pictures that the call displayed, as media type and base64, and the number left out.
 
     Left out are those beyond IMAGES_MAX and IMAGE_SIZE_MAX, and what is not base64.
     """

@@ -156,6 +156,8 @@ PYTHON_EXECUTE = Tool(
     ),
 )
 """Also a plugin: see `skerry.tools.plugin`."""
+FAILED = "Execution failed with non-zero exit code"
+"""The `error` of python:execute when the code failed."""
 
 TOOLS = (EXECUTE_COMMAND, WRITE_FILE, READ_FILE, EXECUTE_CODE, PYTHON_EXECUTE)
 

@@ -28,15 +28,14 @@ if TYPE_CHECKING:
 class AsyncEnvironment:
     """An isolated place to run code in.
 
-    Entering a `with` block or calling `create()` makes it; leaving the block or calling `delete()` ends it
-    and everything in it. What is not given is left to the daemon's defaults. Sizes are bytes or strings like
-    "512m"; `lifetime` and `idle` are seconds; `env` are variables for everything that runs inside. `secrets` are too,
-    for what is run through this object: they stay here, go along with each command, and are written down nowhere. Other
-    code in the environment can read them while the command runs. The daemon is that of `client`, or the one that
-    `Client(url=url, token=token)` finds.
+    Entering a `with` block or calling `create()` creates it; leaving the block or calling `delete()` deletes it with
+    everything in it. Parameters left out get the daemon's defaults. Sizes are bytes or strings such as "512m";
+    `lifetime` and `idle` are seconds; `env` are variables of everything that runs inside. `secrets` are variables of
+    what this object runs: they are sent with each command and never stored, but other code in the environment can read
+    them while the command runs. The daemon is that of `client`, or the one that `Client(url=url, token=token)` selects.
 
-    `create()` raises InvalidRequest, ImageNotFound, IsolationUnavailable, LimitReached, LaunchFailed; every
-    method raises DaemonUnavailable, and EnvironmentNotFound or EnvironmentEnded once it is gone.
+    `create()` raises InvalidRequest, ImageNotFound, IsolationUnavailable, LimitReached, LaunchFailed. Every method
+    raises DaemonUnavailable, and EnvironmentNotFound or EnvironmentEnded after the environment's end.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class AsyncEnvironment:
         }
         self._wanted = {key: value for key, value in wanted.items() if value is not None}
         if client is not None and (url or token):
-            raise InvalidRequest("a client knows its url and token already")
+            raise InvalidRequest("url and token cannot be combined with client")
         self._client = client or AsyncClient(url=url, token=token)
         self._owns_client = client is None
         self._secrets = dict(secrets or {})
@@ -109,16 +108,16 @@ class AsyncEnvironment:
         Leaving a `with` block on it does not delete it. Raises EnvironmentNotFound.
         """
         if not ref:
-            raise InvalidRequest("an environment needs an id or a name")
+            raise InvalidRequest("empty environment id or name")
         env = cls(secrets=secrets, client=client, url=url, token=token)
         env._id = (await env._client.transport.call("GET", f"/environments/{quote(ref)}"))["environment_id"]
         return env
 
     async def create(self, key: str | None = None) -> Self:
-        """Make it. Returns itself. Raises InvalidRequest when it has been made already.
+        """Create the environment. Returns self. Raises InvalidRequest if it has been created already.
 
-        With a `key`, which any text can be, this can be repeated for a day without making a second one, by whoever
-        has the key: for programs that start again and do not know how far they had come.
+        `key` makes the create idempotent for a day: a repeated create with the same key, also from another process,
+        returns the same environment.
         """
         if self._id:
             raise InvalidRequest(f"environment {self._id} has been created already")
@@ -132,7 +131,7 @@ class AsyncEnvironment:
         return self
 
     async def delete(self) -> None:
-        """End it, with everything in it. Deleting one that is gone is fine."""
+        """Delete it with everything in it. Does nothing if it has ended already."""
         try:
             await self._client.transport.call("DELETE", self._path)
         except NotFound:
@@ -165,28 +164,28 @@ class AsyncEnvironment:
 
     @property
     def client(self) -> AsyncClient:
-        """The client of its daemon."""
+        """The client it uses."""
         return self._client
 
     @property
     def files(self) -> AsyncFiles:
-        """Its files. Relative paths begin at the workspace."""
+        """Its files. Relative paths start at the workspace."""
         return AsyncFiles(self._client.transport, self._path)
 
     @property
     def network(self) -> AsyncNetwork:
-        """What it may reach."""
+        """Its network rules and limits."""
         return AsyncNetwork(self._client.transport, self._path)
 
     async def info(self) -> EnvironmentInfo:
-        """What it is, and which limits the kernel really enforces."""
+        """Its state, and the limits that the kernel enforces."""
         return EnvironmentInfo.from_dict(await self._client.transport.call("GET", self._path))
 
     async def usage(self) -> Usage:
         return Usage.from_dict(await self._client.transport.call("GET", f"{self._path}/usage"))
 
     async def heartbeat(self, lifetime: float | None = None) -> float:
-        """Say that it is still wanted; `lifetime` counts from now. Returns the Unix time at which it ends."""
+        """Renew its lease for `lifetime` seconds from now. Returns the Unix time at which it ends."""
         answer = await self._client.transport.call(
             "POST", f"{self._path}/heartbeat", json={"lifetime": lifetime}
         )
@@ -205,12 +204,11 @@ class AsyncEnvironment:
         output_limit: int | None = None,
         user: str | None = None,
     ) -> ExecutionResult:
-        """Run a command in a shell whose state (directory, variables, functions) stays for the next call.
+        """Run a command in a named shell, which keeps its directory, variables and functions between calls.
 
-        Shells are told apart by name. `env` and `secrets` are variables, which stay as well; of secrets nothing but
-        the names is ever written down, but other code in the environment can read them.
-        A command that fails, hangs or is killed is a result, not an exception.
-        Output beyond `output_limit` bytes a stream is cut and flagged. Giving up on the call kills it.
+        `env` and `secrets` are set as variables and stay set. Of secrets only the names are recorded, but other code in
+        the environment can read them. A command that fails, hangs or is killed is a result, not an exception. Output
+        beyond `output_limit` bytes per stream is truncated. Canceling the call kills the command.
         """
         return await self._execute(
             {"command": command, "shell": shell}, timeout, stdin, cwd, env, secrets, output_limit, user
@@ -228,7 +226,7 @@ class AsyncEnvironment:
         output_limit: int | None = None,
         user: str | None = None,
     ) -> ExecutionResult:
-        """Run a program with these arguments: no shell, no state. Otherwise as `execute`."""
+        """Run a program with these arguments, without a shell or its state. Otherwise like `execute`."""
         return await self._execute(
             {"argv": list(argv)}, timeout, stdin, cwd, env, secrets, output_limit, user
         )
@@ -268,10 +266,10 @@ class AsyncEnvironment:
         secrets: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> AsyncProcess:
-        """Start a program that runs beside everything else: text for `sh -c`, or a list of arguments.
+        """Start a program in the background: text for `sh -c`, or a list of arguments.
 
-        `pty` gives it a terminal, of these (rows, columns) or of 24 by 80; `stdin` lets `write()` reach it.
-        It is killed at the end of the `with` block, and when this process goes away.
+        `pty` gives it a terminal of (rows, columns), or 24 by 80; `stdin` keeps its stdin open for `write()`. It is
+        killed at the end of the `with` block, and when this process disconnects.
         """
         request: dict[str, Any] = (
             {"command": command} if isinstance(command, str) else {"argv": list(command)}
@@ -284,9 +282,9 @@ class AsyncEnvironment:
         return await AsyncProcess.open(self._client.transport, self._path, request)
 
     async def attach(self, execution_id: str) -> AsyncProcess:
-        """A process that runs already: its recent output again, then what comes.
+        """Attach to a running process: its recent output, then its live output.
 
-        Leaving a `with` block on it lets it run. Raises ExecutionNotFound.
+        Leaving a `with` block on it does not end it. Raises ExecutionNotFound.
         """
         return await AsyncProcess.open(self._client.transport, self._path, {"execution_id": execution_id})
 
@@ -300,12 +298,12 @@ class AsyncEnvironment:
         secrets: Mapping[str, str] | None = None,
         packages: Sequence[str] | None = None,
     ) -> AsyncSession:
-        """An interpreter that keeps its state from one call to the next: `python`, `nodejs` or `bash`.
+        """Open an interpreter that keeps its state between calls: `python`, `nodejs` or `bash`.
 
-        With an `id` it can be found again: a session that has it already is the one that is meant, as it is. It is
-        closed at the end of the `with` block. `packages` (`["pandas==2.*"]`) are installed in the workspace first.
-        Raises InvalidRequest (the image has no such interpreter), Conflict (the id is that of a session in another
-        language), LimitReached; InstallFailed, RegistryUnavailable for packages.
+        If a session with this `id` exists, it is returned unchanged. Leaving a `with` block closes the session.
+        `packages` (`["pandas==2.*"]`) are installed in the workspace first. Raises InvalidRequest (the image has no
+        such interpreter), Conflict (the id belongs to a session in another language), LimitReached; InstallFailed
+        and RegistryUnavailable for packages.
         """
         request: dict[str, Any] = {"language": language}
         request |= _given(session_id=id, cwd=cwd, env=env, packages=list(packages) if packages else None)

@@ -1,4 +1,4 @@
-"""The files of one environment. What makes archives is loaded when it is needed: it is slow to import."""
+"""The files of one environment. Archive code is imported on first use, because that is slow."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ READ_MAX = 256 << 20
 
 
 class AsyncFiles:
-    """Files inside, as the environment's own user sees them. Relative paths begin at the workspace.
+    """Files as the environment's own user sees them. Relative paths start at the workspace.
 
-    Names that are not UTF-8 are str with surrogate escapes, as everywhere in Python. Every method raises
+    Names that are not UTF-8 are str with surrogate escapes. Every method raises
     FileMissing, FileDenied, FileConflict, PathOutside and InvalidRequest as they apply, and writing ones
     DiskFull.
     """
@@ -74,7 +74,7 @@ class AsyncFiles:
             ) from error
 
     async def write(self, path: str, content: str | bytes, offset: int | None = None) -> None:
-        """Make or replace the file, with the directories above it; `offset` overwrites a part of it."""
+        """Create or replace the file, with its parent directories; `offset` overwrites a part of it."""
         data = content.encode(errors="surrogateescape") if isinstance(content, str) else bytes(content)
         query: Query = {"path": path, "offset": offset}
         await self._transport.call("POST", f"{self._path}/write", query=query, body=data)
@@ -98,7 +98,7 @@ class AsyncFiles:
         return [FileInfo.from_dict(raw) for raw in answer["entries"]]
 
     async def mkdir(self, path: str) -> None:
-        """Make the directory and those above it; an existing one is fine."""
+        """Create the directory and its parents; does nothing if it exists."""
         await self._transport.call("POST", f"{self._path}/mkdir", json={"path": path})
 
     async def rename(self, source: str, target: str) -> None:
@@ -158,7 +158,7 @@ class AsyncFiles:
             return await blocking(archive.unpack, spool, os.fspath(local_path), contents)
 
     async def watch(self, path: str = ".", recursive: bool = True) -> AsyncWatch:
-        """Watch for changes below `path`, from now on."""
+        """Watch for changes below `path`."""
         query: Query = {"path": path, "recursive": recursive}
         watch = AsyncWatch(await self._transport.send("GET", f"{self._path}/watch", query=query))
         await watch.ready()
@@ -173,7 +173,7 @@ class AsyncWatch:
         self._lines: AsyncIterator[dict[str, Any]] = response.lines()
 
     async def ready(self) -> None:
-        """Wait until no later change can be missed."""
+        """Wait until the watch is active."""
         async for line in self._lines:
             if line["kind"] == "ready":
                 return

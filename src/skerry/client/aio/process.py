@@ -1,4 +1,4 @@
-"""One program that runs in an environment, live."""
+"""One running program in an environment."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _STREAMS = {1: "stdout", 2: "stderr"}
 
 
 class AsyncProcess:
-    """A running program. Iterate over it for its output as it comes: ("stdout" or "stderr", bytes).
+    """A running program. Iterate over it for its output as it arrives: ("stdout" or "stderr", bytes).
 
-    Nothing is buffered: a program whose output nobody reads stops at some point until somebody does. With a
-    terminal everything is "stdout". One task reads; any may write, signal and kill. Every method raises
+    Output is not buffered without limit: a program whose output is not read blocks until it is. With a terminal all
+    output is "stdout". Only one task may read; any may write, signal and kill. Every method raises
     DaemonUnavailable when the connection to the daemon breaks.
     """
 
@@ -88,10 +88,10 @@ class AsyncProcess:
         return None
 
     async def wait(self, timeout: float | None = None) -> ExecutionResult:
-        """Wait for its end. Raises TimeoutError when it still runs after `timeout` seconds.
+        """Wait for its end. Raises TimeoutError if it is still running after `timeout` seconds.
 
-        The result's output is what `wait` itself read: what came after the last iteration over the process,
-        and of that at most 1 MiB a stream.
+        The output in the result is what `wait` itself has read, i.e. what followed the last iteration, at most 1
+        MiB per stream.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -107,7 +107,7 @@ class AsyncProcess:
         return _with_output(result, stdout, stderr)
 
     async def write(self, data: bytes | str) -> None:
-        """To its stdin. Waits while the program does not read; so read its output meanwhile, elsewhere."""
+        """Write to its stdin. Blocks while the program does not read, so read its output concurrently."""
         raw = data.encode(errors="surrogateescape") if isinstance(data, str) else bytes(data)
         for at in range(0, len(raw), 64 << 10):
             await self._send(b"\x00" + raw[at : at + (64 << 10)])
@@ -123,24 +123,24 @@ class AsyncProcess:
         await self._send(json.dumps({"resize": [rows, cols]}))
 
     async def kill(self) -> None:
-        """Kill it with everything it started; `wait()` tells when that has happened."""
+        """Kill it and every process it started; `wait()` returns when they are gone."""
         await self._send(json.dumps({"kill": True}))
 
     async def _send(self, message: str | bytes) -> None:
-        """What is meant for a program that has ended goes nowhere, silently, as with a signal to a zombie."""
+        """Send a message; does nothing if the program has ended, like a signal to a zombie."""
         if self._ended is not None:
             return
         await self._socket.send(message)
 
     async def close(self) -> None:
-        """Kill it, if it was started here and still runs, and wait until it is gone; else let it be."""
+        """Kill it and wait for its end, if this object started it; else only detach."""
         try:
             if self._started_here and self._ended is None and not self._socket.closed:
                 await self.kill()
                 while await self._next(None) is not None:
                     pass
         except SkerryError:
-            pass  # ended while we were at it, or the daemon is gone, and the program with it
+            pass  # it ended meanwhile, or the daemon is gone
         finally:
             self._socket.close()
 
@@ -154,7 +154,7 @@ def _event(message: str | bytes | None) -> dict[str, Any]:
     except ValueError:
         event = None
     if not isinstance(event, dict):
-        raise Malformed(f"the daemon sent a message that makes no sense: {message[:80]!r}")
+        raise Malformed(f"invalid message from the daemon: {message[:80]!r}")
     if event.get("event") == "error":
         raise from_dict(event["error"])
     return event

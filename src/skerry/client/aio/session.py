@@ -1,4 +1,4 @@
-"""One session: an interpreter that keeps its state from one call to the next."""
+"""One session: an interpreter that keeps its state between calls."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ KEPT_MAX = 1 << 20
 
 
 class AsyncSession:
-    """An interpreter in an environment. What one call defines, the next finds.
+    """An interpreter in an environment, which keeps its state between calls.
 
-    Leaving a `with` block closes it, with everything that it started. Every method raises DaemonUnavailable,
-    SessionNotFound once it is closed, and EnvironmentNotFound or EnvironmentEnded once its environment is gone.
+    Leaving a `with` block closes it and ends every process it started. Every method raises DaemonUnavailable,
+    SessionNotFound after it was closed, and EnvironmentNotFound or EnvironmentEnded after its environment's end.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class AsyncSession:
         on_stdout: Callable[[str], object] | None = None,
         on_stderr: Callable[[str], object] | None = None,
     ) -> SessionResult:
-        """Run code and wait for its result, which holds the value of its last expression.
+        """Run code and return its result, with the value of its last expression.
 
-        Code that raises, hangs or takes the interpreter down is a result, not an exception. After `timeout` seconds it
-        is interrupted, and its state stays; code that goes on regardless is killed with the interpreter. `memory` is
-        what the interpreter may have meanwhile. `on_stdout` and `on_stderr` get output as it comes. Giving up on the
-        call interrupts it. Raises Conflict when the interpreter has crashed: `restart()` helps.
+        Code that raises, hangs or crashes the interpreter is a result, not an exception. After `timeout` seconds it is
+        interrupted and its state stays; if it does not stop, it is killed with the interpreter. `memory` limits the
+        interpreter during the call. `on_stdout` and `on_stderr` are called with output as it arrives. Canceling the
+        call interrupts the code. Raises Conflict if the interpreter has crashed: call `restart()`.
         """
         request: dict[str, Any] = {"code": code}
         if stdin is not None:
@@ -82,7 +82,7 @@ class AsyncSession:
     async def _follow(
         self, request: dict[str, Any], readers: dict[str, Callable[[str], object] | None]
     ) -> dict[str, Any]:
-        """The result, with the first of its output, which was given to the readers as it came."""
+        """Pass output to the readers as it arrives; returns the result with the first part of it."""
         decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in readers}
         kept = {name: bytearray() for name in readers}
         response = await self._transport.send("POST", f"{self._path}/stream", json=request)
@@ -103,13 +103,13 @@ class AsyncSession:
         raise DaemonUnavailable("the daemon closed the connection before the call had ended")
 
     async def interrupt(self) -> None:
-        """End what it runs now as Ctrl-C does. Its state stays."""
+        """Interrupt the running code, as Ctrl-C does. The state stays."""
         await self._transport.call("POST", f"{self._path}/interrupt")
 
     async def restart(self) -> None:
-        """Begin anew, without any state; also after a crash, and one that has ended with its daemon.
+        """Restart the interpreter without its state, also after a crash or a restart of the daemon.
 
-        What it runs is killed.
+        Kills running code.
         """
         try:
             await self._transport.call("POST", f"{self._path}/restart")
@@ -118,7 +118,7 @@ class AsyncSession:
             await self._transport.call("POST", self._sessions, json=again)
 
     async def variables(self) -> list[Variable]:
-        """What its code has defined."""
+        """The variables that its code has defined."""
         answer = await self._transport.call("GET", f"{self._path}/variables")
         return [Variable.from_dict(raw) for raw in answer["variables"]]
 
@@ -126,13 +126,13 @@ class AsyncSession:
         return SessionInfo.from_dict(await self._transport.call("GET", self._path))
 
     async def close(self) -> None:
-        """End it, with everything that it started. Closing one that is gone is fine."""
+        """Close it and end every process it started. Does nothing if it is closed already."""
         with suppress(NotFound):
             await self._transport.call("DELETE", self._path)
 
 
 async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
-    """The data of server-sent events, each as it comes."""
+    """The data of server-sent events, as they arrive."""
     rest = b""
     async for chunk in chunks:
         *blocks, rest = (rest + chunk).split(b"\n\n")

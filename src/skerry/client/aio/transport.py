@@ -1,4 +1,4 @@
-"""Requests, responses and WebSockets over connections that are kept for the next request."""
+"""Requests, responses and WebSockets over reused connections."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _REPEATABLE = ("GET", "PUT", "DELETE")
 
 
 class AsyncTransport:
-    """The way to one daemon: see `skerry.client.endpoint`. Nothing is opened before the first request.
+    """Sends requests to one daemon, which `skerry.client.endpoint` selects. Connects on the first request.
 
-    Every request raises the SkerryError that the daemon answered with, DaemonUnavailable when there is none
-    and none can be started, and PlatformError for an answer that makes no sense.
+    Every request raises the SkerryError of the daemon's answer, DaemonUnavailable if no daemon runs and none can be
+    started, and PlatformError for an invalid answer.
     """
 
     __slots__ = ("_headers", "_idle", "_pid", "endpoint")
@@ -51,7 +51,7 @@ class AsyncTransport:
         self._pid = os.getpid()
 
     def __getstate__(self) -> tuple[Any, ...]:
-        """A copy, or what a pickle becomes, has connections of its own. A pickle holds the token."""
+        """Copies and pickles get connections of their own. A pickle contains the token."""
         return self.endpoint, self._headers
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -91,9 +91,9 @@ class AsyncTransport:
         accept: str = "*/*",
         key: str | None = None,
     ) -> AsyncResponse:
-        """Send a request and return its response as soon as the head is there, the body still to be read.
+        """Send a request and return its response when the head has arrived; the body is still to be read.
 
-        `start=False`: do not start a daemon when none runs. `key`: by which a repetition is known.
+        `start=False` does not start a daemon. `key` is the idempotency key.
         """
         headers = [*self._headers, ("accept", accept)]
         if key is not None:
@@ -139,12 +139,12 @@ class AsyncTransport:
         return AsyncWebSocket(*response.detach())
 
     def close(self) -> None:
-        """Close the connections that are kept. The transport can still be used."""
+        """Close the idle connections. The transport can still be used."""
         while self._idle:
             self._idle.pop().close()
 
     async def gone(self, timeout: float) -> None:
-        """Wait until the daemon has closed a connection that is kept, as it does when it ends. Raises TimeoutError."""
+        """Wait until the daemon closes an idle connection, as it does when it ends. Raises TimeoutError."""
         stream = self._reuse()
         if stream is not None:
             try:
@@ -173,7 +173,7 @@ class AsyncTransport:
         )
 
     def _reuse(self) -> AsyncStream | None:
-        """A kept connection that still works. A process that was forked off does not touch its parent's."""
+        """An idle connection that still works, or None. A forked process closes its copies of its parent's."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self.close()
@@ -187,7 +187,7 @@ class AsyncTransport:
             stream.close()
 
     def keep(self, stream: AsyncStream) -> None:
-        """Take back a connection whose response has been read."""
+        """Keep a connection whose response has been read, for the next request."""
         if len(self._idle) < IDLE_MAX:
             self._idle.append(stream)
         else:
@@ -195,13 +195,13 @@ class AsyncTransport:
 
 
 class _Closed(DaemonUnavailable):
-    """The connection broke before the head of the response. `answered`: a part of it was there."""
+    """The connection broke before the head of the response. `answered`: a part of it had arrived."""
 
     answered = False
 
 
 class AsyncResponse:
-    """A response. Read it, iterate over it or close it; then its connection is free again."""
+    """A response. Read it, iterate over it or close it, to free its connection."""
 
     __slots__ = ("_parser", "_pending", "_stream", "_transport")
 
@@ -221,7 +221,7 @@ class AsyncResponse:
         return self._parser.headers
 
     async def exchange(self, head: bytes, body: AsyncIterator[bytes] | None) -> Self:
-        """Send the request and read until the head of the response is there."""
+        """Send the request and read the head of the response."""
         assert self._stream is not None
         try:
             try:
@@ -232,7 +232,7 @@ class AsyncResponse:
                             await self._stream.send(http1.chunk(data))
                     await self._stream.send(http1.chunk(b""))
             except ConnectionError:
-                # A daemon may refuse a body without reading all of it; then its answer is waiting for us.
+                # A daemon may refuse a body without reading all of it; its answer can still be read.
                 if body is None:
                     raise
             while not self._parser.status:
@@ -255,7 +255,7 @@ class AsyncResponse:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def lines(self) -> AsyncIterator[Any]:
-        """The body as newline-delimited JSON, each line as it comes."""
+        """The body as newline-delimited JSON, line by line as it arrives."""
         rest = b""
         async for data in self:
             *lines, rest = (rest + data).split(b"\n")
@@ -309,13 +309,13 @@ class AsyncResponse:
             stream.close()
 
     def detach(self) -> tuple[AsyncStream, bytes]:
-        """Take the connection away from HTTP: the stream, and what has been read beyond the response."""
+        """Take over the connection: returns the stream, and the bytes that followed the response."""
         assert self._stream is not None
         stream, self._stream = self._stream, None
         return stream, self._parser.rest
 
     def close(self) -> None:
-        """Stop reading. Unless the body has been read, this is the end of the connection."""
+        """Stop reading. Closes the connection, unless the body has been read."""
         if self._parser.done:
             self._release()
         elif self._stream is not None:
@@ -331,7 +331,7 @@ def _json_line(line: bytes) -> Any:
 
 
 async def _failure(response: AsyncResponse) -> SkerryError:
-    """The error in a response with a status of 300 and more: redirects are not followed."""
+    """The error of a response with status 300 or more: redirects are not followed."""
     content = await response.read()
     try:
         body = json_module.loads(content)

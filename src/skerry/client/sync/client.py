@@ -1,5 +1,5 @@
 # Generated from aio/client.py by scripts/generate_sync.py. Change that file, not this one.
-"""The daemon as a whole: its environments, images, tenants and audit."""
+"""One daemon: environments, programs, images, pools, tenants and audit."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """One daemon: that of `home`, started when it is needed, or the one at `url`, which `token` lets in.
+    """A client of one daemon: that of `home`, started on first use, or the one at `url`, with the access token `token`.
 
-    Without either it is what `SKERRY_URL` and `SKERRY_TOKEN`, `SKERRY_CONTEXT`, `SKERRY_HOME` or the current context
-    say, else the daemon of this user. Raises InvalidRequest for a URL that is none, or that a token is not safe with.
-    `traceparent` is the W3C trace context of what is done with it (default: `TRACEPARENT`); the audit has its trace.
+    Without either, the daemon is selected by `SKERRY_URL` and `SKERRY_TOKEN`, `SKERRY_CONTEXT`, `SKERRY_HOME` or
+    the current context; else it is that of this user. `traceparent` is the W3C trace context of its requests
+    (default: `TRACEPARENT`), which the audit records. Raises InvalidRequest for an invalid URL, and for a token
+    that would be sent unencrypted.
 
-    Every method raises a SkerryError. Making a client does nothing yet; `close()` (or leaving a `with` block)
-    closes its connections.
+    Every method raises a SkerryError. The constructor does not connect; `close()`, or leaving a `with` block,
+    closes the connections.
     """
 
     def __init__(
@@ -68,19 +69,19 @@ class Client:
         return answer
 
     def ready(self) -> dict[str, Any]:
-        """The `isolation` that environments get now. Raises DaemonUnavailable when none can be started."""
+        """The default `isolation` of new environments. Raises DaemonUnavailable if none can be started."""
         answer: dict[str, Any] = self.transport.call("GET", "/readyz")
         return answer
 
     def doctor(self) -> dict[str, Any]:
-        """What the daemon's machine can do, by trying: `version`, `isolation` and `checks`."""
+        """Check what the daemon's machine supports: `version`, `isolation` and `checks`."""
         answer: dict[str, Any] = self.transport.call("GET", "/doctor")
         return answer
 
     def stop(self, force: bool = False) -> bool:
-        """Stop the daemon and wait for its end. False: none was running in this home.
+        """Stop the daemon and wait until it has ended. Returns False if none was running in this home.
 
-        Raises Conflict while environments live, unless `force`, which deletes them first.
+        Raises Conflict while environments are running, unless `force`, which deletes them first.
         """
         home = self.transport.endpoint.home
         if home is None:
@@ -113,9 +114,9 @@ class Client:
         name: str | None = None,
         image: str | None = None,
     ) -> list[EnvironmentInfo]:
-        """The running environments, oldest first, and with `ended` those that ended in the last day.
+        """The running environments, oldest first; with `ended`, also those that ended in the last day.
 
-        `state`, `name` and `image` (its name or digest) leave only those that have it. Raises InvalidRequest.
+        `state`, `name` and `image` (name or digest) are filters. Raises InvalidRequest.
         """
         query: Query = {"all": ended or None, "state": state, "name": name, "image": image}
         found: list[EnvironmentInfo] = []
@@ -143,15 +144,15 @@ class Client:
         output_limit: int | None = None,
         packages: Sequence[str] | None = None,
     ) -> CodeResult:
-        """Run a program once, in an environment that is made for it and removed afterwards.
+        """Run a program once, in an environment of its own, which is deleted afterwards.
 
-        `files` are other files by their paths; like the program they can only be read, and /tmp can be written.
-        `timeout` is in seconds (30, at most 300), `cpu_limit` in millicores (1000), `mem_limit` in MB (512). A program
-        that fails, hangs or is killed is a result, not an exception. Giving up on the call kills it. `packages`
-        (`["pandas==2.*"]`) are installed before it runs, once for all programs that name the same.
+        `files` are more files by path. They and the program are read-only; /tmp is writable. `timeout` is in seconds
+        (default 30, maximum 300), `cpu_limit` in millicores (1000), `mem_limit` in MB (512). `packages`
+        (`["pandas==2.*"]`) are installed first and cached for programs with the same packages. A program that fails,
+        hangs or is killed is a result, not an exception. Canceling the call kills the program.
 
-        Raises InvalidRequest, LanguageNotFound when there is no such language or the image cannot run it,
-        InstallFailed and RegistryUnavailable for packages, and what creating an environment does.
+        Raises InvalidRequest, LanguageNotFound if the language is unknown or the image cannot run it, InstallFailed and
+        RegistryUnavailable for packages, and the errors of `Environment.create()`.
         """
         request: dict[str, Any] = {"language": language, "code": code}
         if stdin is not None:
@@ -177,12 +178,12 @@ class Client:
         return CodeResult.from_dict(self.transport.call("POST", "/execute", json=request))
 
     def languages(self) -> list[LanguageInfo]:
-        """The languages that programs can be written in, and whether they can be run here."""
+        """The languages of `execute_code`, and whether each is available."""
         answer = self.transport.call("GET", "/languages")
         return [LanguageInfo.from_dict(raw) for raw in answer["languages"]]
 
     def images(self) -> list[ImageInfo]:
-        """The images that environments can be made from now."""
+        """The images of this daemon."""
         answer = self.transport.call("GET", "/images")
         return [ImageInfo.from_dict(raw) for raw in answer["images"]]
 
@@ -191,22 +192,22 @@ class Client:
         return ImageInfo.from_dict(self.transport.call("GET", f"/images/{quote(ref)}"))
 
     def remove_image(self, ref: str) -> None:
-        """Raises ImageNotFound, and Conflict while an environment uses it."""
+        """Raises ImageNotFound, and Conflict while an environment uses the image."""
         self.transport.call("DELETE", f"/images/{quote(ref)}")
 
     def build_image(self, name: str, progress: Progress | None = None) -> ImageInfo:
         """Build an image from its definition. `progress` is called with each step and the fraction done.
 
-        Raises ImageNotFound without such a definition, ImageBuildFailed.
+        Raises ImageNotFound if there is no such definition, ImageBuildFailed.
         """
         return _built(self.transport.send("POST", "/images/build", json={"name": name}), progress)
 
     def import_image(
         self, path: str | PathLike[str], name: str, progress: Progress | None = None
     ) -> ImageInfo:
-        """Make an image from a local archive: a root filesystem tar, an OCI layout, a `docker save`.
+        """Create an image from a local archive: a root filesystem tar, an OCI layout, or a `docker save` archive.
 
-        Raises OSError when it cannot be read, InvalidRequest, ImageBuildFailed.
+        Raises OSError if it cannot be read, InvalidRequest, ImageBuildFailed.
         """
         from skerry.client.archive import read_file
 
@@ -223,23 +224,23 @@ class Client:
         verbs: Sequence[str] | None = None,
         lifetime: float | None = None,
     ) -> dict[str, Any]:
-        """A new token; its text is in `token`, and cannot be had again. Raises InvalidRequest."""
+        """Create a token. Its secret is in `token` and cannot be retrieved again. Raises InvalidRequest."""
         wanted = {"name": name, "tenant": tenant, "verbs": None if verbs is None else list(verbs)}
         answer: dict[str, Any] = self.transport.call("POST", "/tokens", json={**wanted, "lifetime": lifetime})
         return answer
 
     def tokens(self, tenant: str | None = None) -> list[dict[str, Any]]:
-        """All tokens, the revoked and expired too, without their text."""
+        """All tokens, including revoked and expired ones, without their secrets."""
         answer = self.transport.call("GET", "/tokens", query={"tenant": tenant})
         found: list[dict[str, Any]] = answer["tokens"]
         return found
 
     def revoke_token(self, token_id: str) -> None:
-        """Everything that is under way with it is cut. Raises NotFound."""
+        """Revoke a token and close its open requests and streams. Raises NotFound."""
         self.transport.call("DELETE", f"/tokens/{quote(token_id)}")
 
     def quota(self, tenant: str) -> dict[str, Any]:
-        """What a tenant may have, None for what is not limited, what it has `used`, and what work it has `caused`."""
+        """The quota of a tenant (None: unlimited), its usage (`used`) and the load it has `caused`."""
         answer: dict[str, Any] = self.transport.call("GET", f"/quotas/{quote(tenant)}")
         return answer
 
@@ -252,38 +253,39 @@ class Client:
         memory: str | int | None = None,
         disk: str | int | None = None,
     ) -> dict[str, Any]:
-        """Replace the quota of a tenant; what is None is not limited. Raises InvalidRequest."""
+        """Replace the quota of a tenant; None means unlimited. Raises InvalidRequest."""
         wanted = {"environments": environments, "cpus": cpus, "memory": memory, "disk": disk}
         answer: dict[str, Any] = self.transport.call("PUT", f"/quotas/{quote(tenant)}", json=wanted)
         return answer
 
     def pools(self) -> list[PoolStats]:
-        """How each pool is doing."""
+        """Statistics of each pool."""
         answer = self.transport.call("GET", "/pools")
         return [PoolStats.from_dict(stats) for stats in answer["pools"]]
 
     def warm_up_pool(self, pool: str, count: int, maximum: int | None = None) -> PoolStats:
-        """Have so many environments ready, and wait for it; from now on no more than `maximum` are ready or in use.
+        """Warm the pool up to `count` ready environments, and wait for them.
 
-        Raises NotFound, InvalidRequest, and what a create does.
+        `maximum` limits the pool: ready, starting and in use together. Raises NotFound, InvalidRequest, and the errors
+        of `Environment.create()`.
         """
         wanted = {"count": count, "maximum": maximum}
         answer = self.transport.call("POST", f"/pools/{quote(pool)}/warmup", json=wanted)
         return PoolStats.from_dict(answer)
 
     def shrink_pool(self, pool: str, count: int) -> PoolStats:
-        """Keep no more than so many ready. Raises NotFound."""
+        """Shrink the pool to `count` ready environments. Raises NotFound."""
         answer = self.transport.call("POST", f"/pools/{quote(pool)}/shrink", json={"count": count})
         return PoolStats.from_dict(answer)
 
     def check_pool(self, pool: str) -> PoolHealth:
-        """Start an environment as the pool does, use it and remove it. Raises NotFound."""
+        """Start an environment as the pool does, use it and delete it. Raises NotFound."""
         return PoolHealth.from_dict(self.transport.call("POST", f"/pools/{quote(pool)}/health"))
 
     def audit(
         self, *, after: int = 0, last: int | None = None, follow: bool = False, **filters: str | int | None
     ) -> Iterator[dict[str, Any]]:
-        """The rows of the tenant's audit, the oldest first. The filters are those of `GET /audit`."""
+        """Rows of the tenant's audit, oldest first. The filters are those of `GET /audit`."""
         query = {"after": after or None, "last": last, "follow": follow or None, **filters}
         response = self.transport.send("GET", "/audit", query=query)
         try:
@@ -295,17 +297,17 @@ class Client:
     def verify_audit(self, seq: int | None = None, hash: str | None = None) -> dict[str, Any]:
         """Whether the audit is `intact`, where it is `broken`, and `seq` and `hash` of its last row.
 
-        Those of an earlier answer, kept elsewhere, prove that the rows up to there are the same. `pruned` is the last
-        row that was removed, None if none was.
+        Pass `seq` and `hash` of an earlier answer to verify that the rows up to there are unchanged. `pruned` is the
+        last pruned row, or None.
         """
         answer: dict[str, Any] = self.transport.call("GET", "/audit/verify", query={"seq": seq, "hash": hash})
         return answer
 
     def prune_audit(self, before: float) -> dict[str, Any]:
-        """Remove rows of the audit that are older than this unix time, up to the first intent without a result.
+        """Remove audit rows older than this Unix time, up to the first intent without a result.
 
-        Returns how many were `removed`, `seq` and `hash` of the last of them, and the row that is `unfinished`.
-        Raises Conflict if the audit is not intact.
+        Returns the number of `removed` rows, `seq` and `hash` of the last one, and the `unfinished` row that
+        stopped it. Raises Conflict if the audit is not intact.
         """
         answer: dict[str, Any] = self.transport.call("POST", "/audit/prune", json={"before": before})
         return answer
@@ -322,4 +324,4 @@ def _built(response: Response, progress: Progress | None) -> ImageInfo:
                 progress(line["step"], line["fraction"])
     finally:
         response.close()
-    raise PlatformError("the daemon stopped without saying how the image ended")
+    raise PlatformError("the daemon closed the connection before the build ended")

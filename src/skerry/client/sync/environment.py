@@ -29,15 +29,14 @@ if TYPE_CHECKING:
 class Environment:
     """An isolated place to run code in.
 
-    Entering a `with` block or calling `create()` makes it; leaving the block or calling `delete()` ends it
-    and everything in it. What is not given is left to the daemon's defaults. Sizes are bytes or strings like
-    "512m"; `lifetime` and `idle` are seconds; `env` are variables for everything that runs inside. `secrets` are too,
-    for what is run through this object: they stay here, go along with each command, and are written down nowhere. Other
-    code in the environment can read them while the command runs. The daemon is that of `client`, or the one that
-    `Client(url=url, token=token)` finds.
+    Entering a `with` block or calling `create()` creates it; leaving the block or calling `delete()` deletes it with
+    everything in it. Parameters left out get the daemon's defaults. Sizes are bytes or strings such as "512m";
+    `lifetime` and `idle` are seconds; `env` are variables of everything that runs inside. `secrets` are variables of
+    what this object runs: they are sent with each command and never stored, but other code in the environment can read
+    them while the command runs. The daemon is that of `client`, or the one that `Client(url=url, token=token)` selects.
 
-    `create()` raises InvalidRequest, ImageNotFound, IsolationUnavailable, LimitReached, LaunchFailed; every
-    method raises DaemonUnavailable, and EnvironmentNotFound or EnvironmentEnded once it is gone.
+    `create()` raises InvalidRequest, ImageNotFound, IsolationUnavailable, LimitReached, LaunchFailed. Every method
+    raises DaemonUnavailable, and EnvironmentNotFound or EnvironmentEnded after the environment's end.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class Environment:
         }
         self._wanted = {key: value for key, value in wanted.items() if value is not None}
         if client is not None and (url or token):
-            raise InvalidRequest("a client knows its url and token already")
+            raise InvalidRequest("url and token cannot be combined with client")
         self._client = client or Client(url=url, token=token)
         self._owns_client = client is None
         self._secrets = dict(secrets or {})
@@ -110,16 +109,16 @@ class Environment:
         Leaving a `with` block on it does not delete it. Raises EnvironmentNotFound.
         """
         if not ref:
-            raise InvalidRequest("an environment needs an id or a name")
+            raise InvalidRequest("empty environment id or name")
         env = cls(secrets=secrets, client=client, url=url, token=token)
         env._id = (env._client.transport.call("GET", f"/environments/{quote(ref)}"))["environment_id"]
         return env
 
     def create(self, key: str | None = None) -> Self:
-        """Make it. Returns itself. Raises InvalidRequest when it has been made already.
+        """Create the environment. Returns self. Raises InvalidRequest if it has been created already.
 
-        With a `key`, which any text can be, this can be repeated for a day without making a second one, by whoever
-        has the key: for programs that start again and do not know how far they had come.
+        `key` makes the create idempotent for a day: a repeated create with the same key, also from another process,
+        returns the same environment.
         """
         if self._id:
             raise InvalidRequest(f"environment {self._id} has been created already")
@@ -133,7 +132,7 @@ class Environment:
         return self
 
     def delete(self) -> None:
-        """End it, with everything in it. Deleting one that is gone is fine."""
+        """Delete it with everything in it. Does nothing if it has ended already."""
         try:
             self._client.transport.call("DELETE", self._path)
         except NotFound:
@@ -166,28 +165,28 @@ class Environment:
 
     @property
     def client(self) -> Client:
-        """The client of its daemon."""
+        """The client it uses."""
         return self._client
 
     @property
     def files(self) -> Files:
-        """Its files. Relative paths begin at the workspace."""
+        """Its files. Relative paths start at the workspace."""
         return Files(self._client.transport, self._path)
 
     @property
     def network(self) -> Network:
-        """What it may reach."""
+        """Its network rules and limits."""
         return Network(self._client.transport, self._path)
 
     def info(self) -> EnvironmentInfo:
-        """What it is, and which limits the kernel really enforces."""
+        """Its state, and the limits that the kernel enforces."""
         return EnvironmentInfo.from_dict(self._client.transport.call("GET", self._path))
 
     def usage(self) -> Usage:
         return Usage.from_dict(self._client.transport.call("GET", f"{self._path}/usage"))
 
     def heartbeat(self, lifetime: float | None = None) -> float:
-        """Say that it is still wanted; `lifetime` counts from now. Returns the Unix time at which it ends."""
+        """Renew its lease for `lifetime` seconds from now. Returns the Unix time at which it ends."""
         answer = self._client.transport.call("POST", f"{self._path}/heartbeat", json={"lifetime": lifetime})
         return float(answer["expires_at"])
 
@@ -204,12 +203,11 @@ class Environment:
         output_limit: int | None = None,
         user: str | None = None,
     ) -> ExecutionResult:
-        """Run a command in a shell whose state (directory, variables, functions) stays for the next call.
+        """Run a command in a named shell, which keeps its directory, variables and functions between calls.
 
-        Shells are told apart by name. `env` and `secrets` are variables, which stay as well; of secrets nothing but
-        the names is ever written down, but other code in the environment can read them.
-        A command that fails, hangs or is killed is a result, not an exception.
-        Output beyond `output_limit` bytes a stream is cut and flagged. Giving up on the call kills it.
+        `env` and `secrets` are set as variables and stay set. Of secrets only the names are recorded, but other code in
+        the environment can read them. A command that fails, hangs or is killed is a result, not an exception. Output
+        beyond `output_limit` bytes per stream is truncated. Canceling the call kills the command.
         """
         return self._execute(
             {"command": command, "shell": shell}, timeout, stdin, cwd, env, secrets, output_limit, user
@@ -227,7 +225,7 @@ class Environment:
         output_limit: int | None = None,
         user: str | None = None,
     ) -> ExecutionResult:
-        """Run a program with these arguments: no shell, no state. Otherwise as `execute`."""
+        """Run a program with these arguments, without a shell or its state. Otherwise like `execute`."""
         return self._execute({"argv": list(argv)}, timeout, stdin, cwd, env, secrets, output_limit, user)
 
     def _execute(
@@ -265,10 +263,10 @@ class Environment:
         secrets: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> Process:
-        """Start a program that runs beside everything else: text for `sh -c`, or a list of arguments.
+        """Start a program in the background: text for `sh -c`, or a list of arguments.
 
-        `pty` gives it a terminal, of these (rows, columns) or of 24 by 80; `stdin` lets `write()` reach it.
-        It is killed at the end of the `with` block, and when this process goes away.
+        `pty` gives it a terminal of (rows, columns), or 24 by 80; `stdin` keeps its stdin open for `write()`. It is
+        killed at the end of the `with` block, and when this process disconnects.
         """
         request: dict[str, Any] = (
             {"command": command} if isinstance(command, str) else {"argv": list(command)}
@@ -281,9 +279,9 @@ class Environment:
         return Process.open(self._client.transport, self._path, request)
 
     def attach(self, execution_id: str) -> Process:
-        """A process that runs already: its recent output again, then what comes.
+        """Attach to a running process: its recent output, then its live output.
 
-        Leaving a `with` block on it lets it run. Raises ExecutionNotFound.
+        Leaving a `with` block on it does not end it. Raises ExecutionNotFound.
         """
         return Process.open(self._client.transport, self._path, {"execution_id": execution_id})
 
@@ -297,12 +295,12 @@ class Environment:
         secrets: Mapping[str, str] | None = None,
         packages: Sequence[str] | None = None,
     ) -> Session:
-        """An interpreter that keeps its state from one call to the next: `python`, `nodejs` or `bash`.
+        """Open an interpreter that keeps its state between calls: `python`, `nodejs` or `bash`.
 
-        With an `id` it can be found again: a session that has it already is the one that is meant, as it is. It is
-        closed at the end of the `with` block. `packages` (`["pandas==2.*"]`) are installed in the workspace first.
-        Raises InvalidRequest (the image has no such interpreter), Conflict (the id is that of a session in another
-        language), LimitReached; InstallFailed, RegistryUnavailable for packages.
+        If a session with this `id` exists, it is returned unchanged. Leaving a `with` block closes the session.
+        `packages` (`["pandas==2.*"]`) are installed in the workspace first. Raises InvalidRequest (the image has no
+        such interpreter), Conflict (the id belongs to a session in another language), LimitReached; InstallFailed
+        and RegistryUnavailable for packages.
         """
         request: dict[str, Any] = {"language": language}
         request |= _given(session_id=id, cwd=cwd, env=env, packages=list(packages) if packages else None)

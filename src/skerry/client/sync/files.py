@@ -1,5 +1,5 @@
 # Generated from aio/files.py by scripts/generate_sync.py. Change that file, not this one.
-"""The files of one environment. What makes archives is loaded when it is needed: it is slow to import."""
+"""The files of one environment. Archive code is imported on first use, because that is slow."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ READ_MAX = 256 << 20
 
 
 class Files:
-    """Files inside, as the environment's own user sees them. Relative paths begin at the workspace.
+    """Files as the environment's own user sees them. Relative paths start at the workspace.
 
-    Names that are not UTF-8 are str with surrogate escapes, as everywhere in Python. Every method raises
+    Names that are not UTF-8 are str with surrogate escapes. Every method raises
     FileMissing, FileDenied, FileConflict, PathOutside and InvalidRequest as they apply, and writing ones
     DiskFull.
     """
@@ -75,7 +75,7 @@ class Files:
             ) from error
 
     def write(self, path: str, content: str | bytes, offset: int | None = None) -> None:
-        """Make or replace the file, with the directories above it; `offset` overwrites a part of it."""
+        """Create or replace the file, with its parent directories; `offset` overwrites a part of it."""
         data = content.encode(errors="surrogateescape") if isinstance(content, str) else bytes(content)
         query: Query = {"path": path, "offset": offset}
         self._transport.call("POST", f"{self._path}/write", query=query, body=data)
@@ -97,7 +97,7 @@ class Files:
         return [FileInfo.from_dict(raw) for raw in answer["entries"]]
 
     def mkdir(self, path: str) -> None:
-        """Make the directory and those above it; an existing one is fine."""
+        """Create the directory and its parents; does nothing if it exists."""
         self._transport.call("POST", f"{self._path}/mkdir", json={"path": path})
 
     def rename(self, source: str, target: str) -> None:
@@ -155,7 +155,7 @@ class Files:
             return blocking(archive.unpack, spool, os.fspath(local_path), contents)
 
     def watch(self, path: str = ".", recursive: bool = True) -> Watch:
-        """Watch for changes below `path`, from now on."""
+        """Watch for changes below `path`."""
         query: Query = {"path": path, "recursive": recursive}
         watch = Watch(self._transport.send("GET", f"{self._path}/watch", query=query))
         watch.ready()
@@ -170,7 +170,7 @@ class Watch:
         self._lines: Iterator[dict[str, Any]] = response.lines()
 
     def ready(self) -> None:
-        """Wait until no later change can be missed."""
+        """Wait until the watch is active."""
         for line in self._lines:
             if line["kind"] == "ready":
                 return

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class Network:
-    """What an environment may reach. Changes count at once, also for connections that are open.
+    """The network rules and limits of an environment. Changes apply at once, also to open connections.
 
-    A rule is a name (`api.example.com`), everything below one (`*.example.com`), or a range of addresses, each with a
-    port behind a colon, or with `*` for all; without one it is for 80 and 443. Internal addresses are never reached.
-    Every method raises InvalidRequest for what is no rule.
+    A rule is a name (`api.example.com`), all names below one (`*.example.com`), or an address range, each with an
+    optional `:PORT` (`:*` for all ports; default: 80 and 443). Internal addresses are never reachable. Every method
+    raises InvalidRequest for an invalid rule.
     """
 
     def __init__(self, transport: Transport, path: str) -> None:
@@ -36,8 +36,10 @@ class Network:
         connections: int | None = None,
         traffic: str | int | None = None,
     ) -> None:
-        """`none`, `allowlist` or `public`, the rules of an allowlist, most connections at once, most bytes that it
-        sends and receives as long as it lives; None leaves each as it is."""
+        """Change the kind (`none`, `allowlist`, `public`), the rules, or the limits; None leaves a value unchanged.
+
+        `connections` are open connections, `traffic` the bytes sent and received over the environment's life.
+        """
         wanted = {
             "network": network,
             "allow": None if allow is None else list(allow),
@@ -47,14 +49,14 @@ class Network:
         self._transport.call("PUT", self._path, json=wanted)
 
     def allow(self, *rules: str) -> None:
-        """Add rules to its allowlist; one without a network gets an allowlist."""
+        """Add rules to its allowlist. A network of kind `none` becomes an allowlist."""
         self._transport.call("POST", f"{self._path}/allow", json={"rules": rules})
 
     def deny(self, *rules: str) -> None:
-        """Take rules out of its allowlist."""
+        """Remove rules from its allowlist."""
         self._transport.call("POST", f"{self._path}/deny", json={"rules": rules})
 
     def denials(self) -> list[dict[str, Any]]:
-        """What it was refused, each with `host`, `port` (0: only its name was asked for), `reason` and `count`."""
+        """Denied connections, each with `host`, `port` (0: a DNS query), `reason` and `count`."""
         found: list[dict[str, Any]] = (self.show())["denials"]
         return found

@@ -1,5 +1,5 @@
 # Generated from aio/session.py by scripts/generate_sync.py. Change that file, not this one.
-"""One session: an interpreter that keeps its state from one call to the next."""
+"""One session: an interpreter that keeps its state between calls."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ KEPT_MAX = 1 << 20
 
 
 class Session:
-    """An interpreter in an environment. What one call defines, the next finds.
+    """An interpreter in an environment, which keeps its state between calls.
 
-    Leaving a `with` block closes it, with everything that it started. Every method raises DaemonUnavailable,
-    SessionNotFound once it is closed, and EnvironmentNotFound or EnvironmentEnded once its environment is gone.
+    Leaving a `with` block closes it and ends every process it started. Every method raises DaemonUnavailable,
+    SessionNotFound after it was closed, and EnvironmentNotFound or EnvironmentEnded after its environment's end.
     """
 
     def __init__(self, transport: Transport, path: str, info: SessionInfo, request: dict[str, Any]) -> None:
@@ -58,12 +58,12 @@ class Session:
         on_stdout: Callable[[str], object] | None = None,
         on_stderr: Callable[[str], object] | None = None,
     ) -> SessionResult:
-        """Run code and wait for its result, which holds the value of its last expression.
+        """Run code and return its result, with the value of its last expression.
 
-        Code that raises, hangs or takes the interpreter down is a result, not an exception. After `timeout` seconds it
-        is interrupted, and its state stays; code that goes on regardless is killed with the interpreter. `memory` is
-        what the interpreter may have meanwhile. `on_stdout` and `on_stderr` get output as it comes. Giving up on the
-        call interrupts it. Raises Conflict when the interpreter has crashed: `restart()` helps.
+        Code that raises, hangs or crashes the interpreter is a result, not an exception. After `timeout` seconds it is
+        interrupted and its state stays; if it does not stop, it is killed with the interpreter. `memory` limits the
+        interpreter during the call. `on_stdout` and `on_stderr` are called with output as it arrives. Canceling the
+        call interrupts the code. Raises Conflict if the interpreter has crashed: call `restart()`.
         """
         request: dict[str, Any] = {"code": code}
         if stdin is not None:
@@ -81,7 +81,7 @@ class Session:
     def _follow(
         self, request: dict[str, Any], readers: dict[str, Callable[[str], object] | None]
     ) -> dict[str, Any]:
-        """The result, with the first of its output, which was given to the readers as it came."""
+        """Pass output to the readers as it arrives; returns the result with the first part of it."""
         decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in readers}
         kept = {name: bytearray() for name in readers}
         response = self._transport.send("POST", f"{self._path}/stream", json=request)
@@ -102,13 +102,13 @@ class Session:
         raise DaemonUnavailable("the daemon closed the connection before the call had ended")
 
     def interrupt(self) -> None:
-        """End what it runs now as Ctrl-C does. Its state stays."""
+        """Interrupt the running code, as Ctrl-C does. The state stays."""
         self._transport.call("POST", f"{self._path}/interrupt")
 
     def restart(self) -> None:
-        """Begin anew, without any state; also after a crash, and one that has ended with its daemon.
+        """Restart the interpreter without its state, also after a crash or a restart of the daemon.
 
-        What it runs is killed.
+        Kills running code.
         """
         try:
             self._transport.call("POST", f"{self._path}/restart")
@@ -117,7 +117,7 @@ class Session:
             self._transport.call("POST", self._sessions, json=again)
 
     def variables(self) -> list[Variable]:
-        """What its code has defined."""
+        """The variables that its code has defined."""
         answer = self._transport.call("GET", f"{self._path}/variables")
         return [Variable.from_dict(raw) for raw in answer["variables"]]
 
@@ -125,13 +125,13 @@ class Session:
         return SessionInfo.from_dict(self._transport.call("GET", self._path))
 
     def close(self) -> None:
-        """End it, with everything that it started. Closing one that is gone is fine."""
+        """Close it and end every process it started. Does nothing if it is closed already."""
         with suppress(NotFound):
             self._transport.call("DELETE", self._path)
 
 
 def _events(chunks: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """The data of server-sent events, each as it comes."""
+    """The data of server-sent events, as they arrive."""
     rest = b""
     for chunk in chunks:
         *blocks, rest = (rest + chunk).split(b"\n\n")

@@ -58,7 +58,7 @@ class AsyncExecuteCode:
         token: str | None = None,
     ) -> None:
         if client is not None and (url or token):
-            raise InvalidRequest("a client knows its url and token already")
+            raise InvalidRequest("url and token cannot be combined with client")
         if pool_size is not None and max_pool_size is not None and pool_size > max_pool_size:
             raise InvalidRequest(f"pool_size {pool_size} is more than max_pool_size {max_pool_size}")
         self._backend = backend

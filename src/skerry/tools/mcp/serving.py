@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from skerry.errors import InvalidRequest
 from skerry.tools.mcp.place import Place
 from skerry.tools.mcp.server import make_server
-from skerry.tools.mcp.sessions import Events, Sessions
+from skerry.tools.mcp.sessions import Events, McpSessions
 
 TOKEN = "SKERRY_MCP_TOKEN"  # noqa: S105 (a name)
 SESSION_IDLE = 1800.0
@@ -76,7 +76,7 @@ async def serve_http(
             session_idle_timeout=idle,
             max_sessions=SESSIONS_MAX,
         )
-        sessions = Sessions(app, idle, make)
+        sessions = McpSessions(app, idle, make)
         config = uvicorn.Config(
             _Guarded(sessions, token), log_level="warning", timeout_graceful_shutdown=3, ws="none"
         )

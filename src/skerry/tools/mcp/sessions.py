@@ -1,7 +1,7 @@
-"""What a server keeps for each HTTP session: events for clients that resume, and an environment if it has its own.
+"""The state of each HTTP session: events for clients that resume, and its environment if it has one of its own.
 
 The protocol package numbers streams by request id, which repeats from session to session, and gives its event store
-no session. So `Sessions` stands before it as an ASGI app and notes in a context variable to whom a request belongs.
+no session. So `McpSessions` wraps it as an ASGI app and keeps the session of each request in a context variable.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Events(EventStore):
             await stored.wait()
 
 
-class Sessions:
-    """The ASGI app `app`, with what belongs to its sessions.
+class McpSessions:
+    """Wraps the ASGI app `app` and keeps the state of its sessions.
 
     With `make`, each session has an environment of its own, which is deleted with it. The newest protocol version has
     no sessions; with `make` it is refused, and clients fall back. `idle` is in seconds.

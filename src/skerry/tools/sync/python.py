@@ -1,5 +1,5 @@
 # Generated from aio/python.py by scripts/generate_sync.py. Change that file, not this one.
-"""The tool `python:execute` in a session of one environment: what one call defines, the next finds."""
+"""The tool `python:execute` in a session of one environment, which keeps its state between calls."""
 
 from __future__ import annotations
 
@@ -9,23 +9,38 @@ from skerry.errors import InstallFailed
 from skerry.tools.python import SESSION, as_program, not_installed, pictures
 from skerry.tools.results import FIELD_MAX, bounded
 from skerry.tools.sync.environment import shown
+from skerry.tools.table import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skerry.client.sync.environment import Environment
-    from skerry.models import ExecutionResult
+    from skerry.models import ExecutionResult, SessionResult
 
     Images = tuple[tuple[str, str], ...]
 
 TIMEOUT_SECONDS = 60
 
 
-class Python:
-    """Packages are installed by the daemon, whatever network there is inside. `limit` is as that of `environment.*`.
+def run_python(
+    environment: Environment,
+    code: str,
+    packages: Sequence[str],
+    timeout: float,
+    session_id: str = SESSION,
+) -> SessionResult:
+    """Run code in the session of this id, which is opened or restarted as needed. Raises InstallFailed."""
+    session = environment.session("python", id=session_id, packages=packages)
+    if (session.info()).state == "crashed":
+        session.restart()
+    return session.run(code, timeout=timeout)
 
-    Raises what is not the code's fault: PlatformError, EnvironmentNotFound, EnvironmentEnded, Denied, LimitReached, and
-    InvalidRequest where there is no Python.
+
+class Python:
+    """The tool, bound to one environment. The daemon installs packages, whatever the environment's network is.
+
+    `limit` is that of `EnvironmentTools`. Raises PlatformError, EnvironmentNotFound, EnvironmentEnded, Denied,
+    LimitReached, and InvalidRequest if the image has no Python.
     """
 
     def __init__(self, environment: Environment, limit: int | None = None) -> None:
@@ -33,27 +48,24 @@ class Python:
         self._limit = limit
 
     def execute(self, code: str, requirements: Sequence[str] = ()) -> tuple[dict[str, Any], Images]:
-        """The result as the plugin gives it, with the `value` of the last expression; and pictures, of figures say.
+        """The result in the form of the plugin, with the `value` of the last expression; and pictures, e.g. figures.
 
-        The stream that is not `output` is in `metadata`, if anything was written to it.
+        The stream that is not `output` is in `metadata`, unless it is empty.
         """
         try:
-            session = self._environment.session("python", id=SESSION, packages=requirements)
+            result = run_python(self._environment, code, requirements, TIMEOUT_SECONDS)
         except InstallFailed as failed:
             return self._failed(not_installed(failed), {}), ()
-        if (session.info()).state == "crashed":
-            session.restart()
-        result = session.run(code, timeout=TIMEOUT_SECONDS)
-        images, left_out = pictures(result)
-        told = {"picturesLeftOut": left_out} if left_out else {}
         ended = as_program(result, result.raised.traceback if result.raised else "")
+        images, left_out = pictures(result)
+        omitted = {"picturesLeftOut": left_out} if left_out else {}
         if result.exit_code != 0:
-            return self._failed(ended, told), images
+            return self._failed(ended, omitted), images
         metadata = {
             "executionTime": round(result.duration_seconds * 1000, 3),
             "memoryUsage": result.usage.memory_peak_bytes,
             "value": result.value and bounded(result.value, self._limit or FIELD_MAX),
-            **told,
+            **omitted,
         }
         if ended.stderr_bytes:
             metadata["stderr"] = shown(self._environment, ended, "stderr", self._limit)
@@ -62,7 +74,7 @@ class Python:
 
     def _failed(self, result: ExecutionResult, metadata: dict[str, Any]) -> dict[str, Any]:
         output = shown(self._environment, result, "stderr", self._limit)
-        answer = {"success": False, "output": output, "error": "Execution failed with non-zero exit code"}
+        answer = {"success": False, "output": output, "error": FAILED}
         if result.stdout_bytes:
             metadata = {"stdout": shown(self._environment, result, "stdout", self._limit), **metadata}
         return {**answer, "metadata": metadata} if metadata else answer
