@@ -503,7 +503,7 @@ def test_an_image_that_cannot_be_built() -> None:
     with (
         serving(script),
         skerry.Client() as client,
-        pytest.raises(skerry.PlatformError, match="without saying"),
+        pytest.raises(skerry.PlatformError, match="before the build ended"),
     ):
         client.build_image("dev")
 

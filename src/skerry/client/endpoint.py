@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 def find(home: str | None = None, url: str | None = None, token: str | None = None) -> Endpoint:
     """The selected endpoint. Raises InvalidRequest (contradictory or unsafe values), NotFound (unknown context)."""
     if home is not None and url is not None:
-        raise InvalidRequest("home and url exclude each other")
+        raise InvalidRequest("pass home or url, not both")
     name, context = ("", {"url": url or ""}) if home is not None or url else _chosen()
     if not context["url"]:
         if token:

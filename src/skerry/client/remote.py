@@ -101,7 +101,7 @@ class Remote:
     def _unreachable(self, error: OSError) -> DaemonUnavailable:
         return DaemonUnavailable(
             f"cannot reach {self.url}: {error.strerror or error}",
-            hint="check the URL, and that a daemon listens there (skerry serve --listen)",
+            hint="is the URL right, and a daemon listening there (skerry serve --listen)?",
         )
 
 
