@@ -261,7 +261,7 @@ def test_pools_file(row: ParameterSpec, tmp_path: Path) -> None:
     (tmp_path / "pools.toml").write_text(f"[default]\n{row.name} = {shown}\n")
     home = Home(str(tmp_path))
     if "pools" not in row.where:
-        with pytest.raises(InvalidRequest, match="is unknown"):
+        with pytest.raises(InvalidRequest, match="unknown key"):
             pools.load(home, [])
         return
     (settings,) = pools.load(home, [])
