@@ -121,7 +121,7 @@ def test_a_certificate_of_somebody_else(tmp_path: Path) -> None:
     with daemon_for_others("tls", "--backend", "fake") as there:
         cli = Cli(there.daemon.home, {**there.variables, "SKERRY_CA": certificates.make().other_ca})
         code, _, err = cli("ls")
-        assert (code, b"cannot verify the certificate" in err, there.token.encode() in err) == (2, True, False)
+        assert (code, b"cannot verify" in err, there.token.encode() in err) == (2, True, False)
 
 
 @pytest.mark.parametrize("door", REMOTE)
