@@ -30,6 +30,7 @@ from benchmarks.measure import summarize
 from benchmarks.neighbours_table import CALLS, GIVE_UP, YARDSTICK, Cell, missed, yardsticks
 from skerry.host.cgroup_places import write
 from skerry.host.cgroups import CgroupManager
+from skerry.ids import new_id
 from tests import support
 from tests.integration.daemon import Daemon, started
 from tests.integration.egress_world import ip
@@ -200,7 +201,7 @@ def _clients_place() -> Iterator[list[str]]:
     In practice those clients run on other machines and use no CPU here.
     """
     cgroups = CgroupManager.detect("skerry-clients")
-    cgroup = cgroups.create("0" * 12)
+    cgroup = cgroups.create(new_id())  # an aborted run may have left its own behind
     try:
         join = cgroup.join
         yield [*join.tasks_files, *([f"{join.into_dir}/cgroup.procs"] if join.into_dir else [])]
