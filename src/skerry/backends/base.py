@@ -50,7 +50,7 @@ class InstanceSpec:
     orphan: float = 3600.0
     """Seconds after which it ends by itself when no daemon is connected to its guest any more."""
     program: bool = False
-    """Whether its workspace is for a program that is brought by `deliver`, and can only be read from inside."""
+    """True for a read-only workspace whose program `deliver` brings."""
     layers: tuple[Layer, ...] = ()
 
 
@@ -60,7 +60,7 @@ class Instance:
 
     environment_id: str
     workspace: str
-    """`disk`, `memory` or `program`: what was really made."""
+    """`disk`, `memory` or `program`."""
     workspace_path: str
     """Where the workspace is in the instance's own view; `/workspace` wherever there is a root of its own."""
     tmp_path: str = "/tmp"  # noqa: S108
@@ -106,14 +106,14 @@ class Backend(Protocol):
         ...
 
     def settle(self, environment_id: str, policy: Policy) -> None:
-        """Give an instance that nobody has used the limits of a policy that differs in nothing that is fixed.
+        """Apply the limits of a policy with the same `fixed` part to an unused instance.
 
         Raises EnvironmentNotFound, LaunchFailed.
         """
         ...
 
     def share(self, environment_id: str, group: str) -> None:
-        """Say whose an instance is: all of one group share the CPU time that one alone would get where it is short."""
+        """Assign an instance to a group. Under contention a group gets the CPU share of one instance."""
         ...
 
     async def adopt(self, spec: InstanceSpec) -> Instance:
@@ -129,7 +129,7 @@ class Backend(Protocol):
         ...
 
     async def open_network(self, environment_id: str) -> Sockets:
-        """New sockets at which all that it sends arrives, from now on; those of before are dead then.
+        """New sockets that intercept all its traffic; earlier ones stop working.
 
         Raises EnvironmentNotFound, IsolationUnavailable.
         """
@@ -155,7 +155,7 @@ class Backend(Protocol):
         ...
 
     def alive(self, environment_id: str) -> bool:
-        """Whether an instance that was started here has not died yet."""
+        """True while an instance started here runs."""
         ...
 
     async def wait(self, environment_id: str) -> None:
@@ -167,7 +167,7 @@ class Backend(Protocol):
         ...
 
     def enforced(self, environment_id: str) -> builtins.list[Enforcement]:
-        """Every limit and protection, read back from the kernel where it tells. Raises EnvironmentNotFound."""
+        """Every limit and protection, read back from the kernel where possible. Raises EnvironmentNotFound."""
         ...
 
     async def usage(self, environment_id: str, *, io: bool = True) -> Usage:

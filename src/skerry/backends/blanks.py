@@ -1,4 +1,4 @@
-"""Environments before anybody has asked for them: namespaces, cgroups and an id, no image, no limits, no guest.
+"""Blanks: environments prepared ahead of a create, with namespaces, cgroups and an id, but no image, limits or guest.
 
 Half the cost of a start does not depend on what is started. So a few of these are kept ready, each complete in itself
 (a process waiting for the rest of its steps, a directory, cgroups, a range of user ids) and good for one use. Whether
@@ -30,7 +30,7 @@ REFILL_AFTER = 0.02
 
 @dataclass(eq=False, slots=True)
 class Blank:
-    """One of them. Whoever has it must `end` it, or have its guest kept and `close` it."""
+    """One prepared environment. Its owner must `end` it, or keep its guest and `close` it."""
 
     id: str
     directory: InstanceDirectory
@@ -77,7 +77,7 @@ class Blanks:
         self._closed = False
 
     def __contains__(self, id_: str) -> bool:
-        """Whether it is one that nobody has asked for."""
+        """True for a blank that is not in use."""
         return id_ in self._ready or id_ in self._making
 
     def __len__(self) -> int:
@@ -95,14 +95,14 @@ class Blanks:
         return new_id()
 
     async def take(self, id_: str) -> Blank:
-        """The one that was reserved, or a new one. Raises LaunchFailed, LimitReached, DiskFull."""
+        """The reserved blank, or a new one. Raises LaunchFailed, LimitReached, DiskFull."""
         blank = self._reserved.pop(id_, None) or await self._make(id_)
         if self._refilling is None and not self._closed:
             self._refilling = asyncio.create_task(self._refill())
         return blank
 
     def forget(self, id_: str) -> None:
-        """Remove one that was reserved and is not wanted any more; unknown ids are fine."""
+        """Remove a reserved blank; unknown ids are fine."""
         if (blank := self._reserved.pop(id_, None)) is not None:
             blank.end()
 

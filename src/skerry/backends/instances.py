@@ -81,7 +81,7 @@ class InstanceDirectory:
                 os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)  # its gate; whoever waits there has it open
+                    os.unlink(path)  # its gate; the waiting reader has it open
                 with open(os.open(path, flags, 0o644), "wb") as file:
                     file.write(content)
         for name, target in links.items():  # last: a file must not be written through one
@@ -113,7 +113,7 @@ class InstanceDirectory:
         return listener
 
     def connect(self, *, descriptors: bool = False) -> socket.socket:
-        """A stream to the guest, which can send descriptors through it only if it is asked to. Raises GuestFailed."""
+        """A stream to the guest. `descriptors` lets the guest send descriptors. Raises GuestFailed."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         if not descriptors:
             # One that nobody takes is closed by whoever reads past it, and a socket can make its end take long.
@@ -154,7 +154,7 @@ class InstanceDirectory:
             raise not_made(self.path, error) from error
 
     def noted(self) -> dict[str, Any] | None:
-        """None: nothing, so nobody was told that the instance exists."""
+        """The facts; None if the start was not finished."""
         try:
             found = json.loads(os.readlink(f"{self.path}/facts"))
         except (OSError, ValueError):

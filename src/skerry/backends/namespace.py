@@ -43,7 +43,7 @@ from skerry.models import Enforcement, Usage
 from skerry.policy import Limits, Policy
 
 ASKED_AT_ONCE = 32
-"""Guests, for their network: each takes a thread."""
+"""Guests asked for their network at once; each takes a thread."""
 
 Rows = list[Enforcement]
 Descriptors = list[int]
@@ -58,17 +58,17 @@ class _Live:
     network: int | None = None
     """A descriptor, without root."""
     device: str | None = None
-    """The one that a workspace on disk is on."""
+    """The loop device of a workspace on disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What was asked for and made, which the kernel does not tell."""
+    """Facts about an environment that the kernel does not report."""
 
     policy: Policy
     workspace: str
     shared: Paths
-    """What others can lock and watch as well."""
+    """Paths whose locks and watches other environments share."""
 
 
 class NamespaceBackend:
@@ -303,7 +303,7 @@ class NamespaceBackend:
             os.close(last.network)
 
     def _hurry(self, live: _Live) -> None:
-        """Lift the limit of write-back for one that is to end."""
+        """Lift the write-back limit, so that an environment ends sooner."""
         if live.device is not None:
             self._disk_shares.lift(live.device)
 
@@ -487,7 +487,7 @@ class NamespaceBackend:
         return _Live(cgroup, running, record.uid_base if record else None, device=self._device(running))
 
     def _device(self, running: Running) -> str | None:
-        """The device of its workspace, if that is a volume of ours."""
+        """The loop device of its workspace; None for other workspaces."""
         if self._volumes is not None:
             with contextlib.suppress(OSError):  # it has ended
                 device = device_of(f"/proc/{running.handle.pid}/root/workspace")

@@ -202,7 +202,7 @@ def _writable(directory: str) -> bool:
 
 
 def _marked_as_delegated(directory: str) -> bool:
-    """Whether systemd says that this subtree is its users' (Delegate=)."""
+    """True if systemd delegated this subtree (Delegate=)."""
     for name in ("trusted.delegate", "user.delegate"):
         with contextlib.suppress(OSError):
             if os.getxattr(directory, name) == b"1":

@@ -110,7 +110,7 @@ class Cgroup:
         return self._oom_kills() or 0
 
     def reset_peak(self) -> bool:
-        """Let the memory peak start anew from what is used now. False: the kernel cannot (v2 before 6.12)."""
+        """Reset the memory peak to the current use. Returns False if the kernel cannot (v2 before 6.12)."""
         if self._fds.keys().isdisjoint(_PEAKS):
             self._read("memory", *_PEAKS)  # which opens it
         for name in _PEAKS:
@@ -227,13 +227,13 @@ class Cgroup:
             self._set("pids", "pids.max", str(limits.pids))
 
     def weigh(self, parts: int) -> None:
-        """Weigh one of so many parts of the usual where CPU is short. Raises LaunchFailed."""
+        """Set the CPU weight to the default divided by `parts`. Raises LaunchFailed."""
         if "cpu" in self._dirs:
             name, usual = ("cpu.weight", 100) if self._is_v2("cpu") else ("cpu.shares", 1024)
             self._set("cpu", name, str(max(2, round(usual / parts))), optional=True)
 
     def limit_io(self, device: str, operations: int, bandwidth: int) -> None:
-        """Limit reads, and writes, of a device (`7:0`) to so many a second, and bytes a second; 0 for no limit.
+        """Limit operations and bytes a second on a device (`7:0`), for reads and for writes; 0 for no limit.
 
         On v1 the kernel charges those who read, sync or write directly; what its own threads write back later is
         charged to nobody. Raises LaunchFailed. Does nothing where there is no such controller.

@@ -37,10 +37,10 @@ class Weighed(Protocol):
     """An environment's cgroup. Both are called from a thread of their own."""
 
     def cpu_time(self) -> float | None:
-        """Seconds so far; None if that cannot be told."""
+        """CPU seconds so far; None if unknown."""
 
     def weigh(self, parts: int) -> None:
-        """Weigh one of so many parts of the usual weight. Raises PlatformError."""
+        """Set the CPU weight to the default divided by `parts`. Raises PlatformError."""
 
 
 class _Environment:

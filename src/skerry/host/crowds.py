@@ -33,7 +33,7 @@ REST = 1
 CROWD = 48
 """Threads of one environment that run, or want to: from here on they are paused."""
 BUSY = 24
-"""The same of the whole machine, for each of its cores: below that, nobody is."""
+"""The same for the whole machine, per core: below that, nothing is paused."""
 SAMPLE = 32
 """Threads that are looked at to tell how many of an environment's want to run, or wait."""
 LINE = 2
@@ -97,7 +97,7 @@ class Crowds:
         return read_text(f"{self._proc}/{thread}/stat").rpartition(") ")[2][:1]
 
     def _pause(self, places: list[str]) -> float:
-        """All at once: the ones that were left would keep the CPU from those that hold a lock. Returns its seconds."""
+        """Freeze all at once: any left running would take the CPU from lock holders. Returns the seconds taken."""
         self.pauses += 1
         began = time.monotonic()
         deadline = began + HOLD

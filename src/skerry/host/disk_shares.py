@@ -1,4 +1,4 @@
-"""Limits of what environments do on the host's disk, shared by those that are busy with it.
+"""I/O limits of environments on the host's disk, divided among the busy ones.
 
 Each environment has a limit of operations and of bytes a second in its own cgroup. All together have `operations` for
 each core of the machine (an operation on a loop device costs CPU time of the kernel, which is charged to nobody) and
@@ -99,7 +99,7 @@ class DiskShares:
             self._adopt()
 
     def add(self, device: str) -> None:
-        """Limit what is written back of a device (`7:0`) that has just been attached."""
+        """Limit the write-back of a newly attached device (`7:0`)."""
         if not self._limits_write_back or (found := self._known(device)) is None:
             return
         with self._changed:
@@ -165,7 +165,7 @@ class DiskShares:
                     return
 
     def look(self) -> bool:
-        """Divide the limits between those that are busy. False if none is."""
+        """Divide the limits among the busy devices. Returns False if none is busy."""
         operations, bandwidth = self._shares
         many = min(BUSY_OPERATIONS, operations * TICK / 2) if operations else BUSY_OPERATIONS
         much = min(BUSY, bandwidth * TICK / 2) if bandwidth else BUSY
@@ -225,7 +225,7 @@ class DiskShares:
             return None
 
     def _read(self, device: str) -> _Device | None:
-        """None if it is not one of ours. Raises OSError if that cannot be told."""
+        """Returns None for a device of another owner. Raises OSError if that is unknown."""
         place = f"{self._sys}/{device}"
         try:
             ours = _text(f"{place}/loop/backing_file").startswith(f"{self._directory}/")

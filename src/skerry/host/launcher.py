@@ -116,7 +116,7 @@ class Launch:
         self.pid = 0
         """The host's number of the guest, a child of this process; 0 while it is not known."""
         self.weaker: list[tuple[str, str]] = []
-        """(step, why) for each that could do less than it was asked to."""
+        """(step, reason) for each step that did less than requested."""
         self._expected = 0
         self._control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
@@ -145,7 +145,7 @@ class Launch:
             self._control.send(b"K")
 
     async def done(self) -> None:
-        """Return when it has done all that it was sent. Raises LaunchFailed with the step that failed."""
+        """Return when all steps are done. Raises LaunchFailed with the failed step."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(SECONDS):
@@ -174,7 +174,7 @@ class Launch:
         self._control.close()
 
     def ended(self) -> bool:
-        """Whether it is gone although nobody has ended it."""
+        """True if the helper ended by itself."""
         child = Handle(self.pid)
         try:
             return child.ended()
@@ -213,7 +213,7 @@ class Launch:
 
 
 def try_steps(helper: Helper, steps: bytes) -> None:
-    """Run the steps to see whether they work, and end what they made. Raises LaunchFailed."""
+    """Dry run of the steps: what they made is removed. Raises LaunchFailed."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         launch = Launch(helper, null)
@@ -235,7 +235,7 @@ def step_failed(step: str, code: int, detail: str) -> LaunchFailed:
 
 
 def explained(answer: str) -> LaunchFailed:
-    """The failure that the helper's last answer tells of; empty: it died without a word."""
+    """The failure in the helper's last answer; an empty answer means that it died."""
     if answer.startswith("E\t"):
         _, step, number, detail = answer.split("\t", 3)
         return step_failed(step, int(number), detail)

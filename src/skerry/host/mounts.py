@@ -49,7 +49,7 @@ def _call(number: int, *arguments: int | bytes | None) -> int:
 
 
 def mount_detached(kind: str, source: str, options: dict[str, str | None], attributes: int) -> int:
-    """Mount a new file system nowhere: the descriptor is all that refers to it, and closing it unmounts.
+    """Create a detached mount of a new file system: closing the descriptor unmounts it.
 
     An option whose value is None is a flag. `attributes` are NOSUID, NODEV, NOATIME.
     """
@@ -71,7 +71,7 @@ def mount_detached(kind: str, source: str, options: dict[str, str | None], attri
 
 
 def copy_tree(path: str, attributes: int, *, recursive: bool) -> int:
-    """A detached copy of what is mounted at `path`. What is mounted there later does not appear in it."""
+    """A detached copy of the mount at `path`. Later mounts below it do not propagate."""
     below = _AT_RECURSIVE if recursive else 0
     fd = _call(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), _TREE_CLONE | os.O_CLOEXEC | below)
     try:

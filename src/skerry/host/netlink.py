@@ -4,10 +4,9 @@ Every address becomes a local one (a route of the type `local` for everything), 
 connection that does not go to loopback, and every DNS query, to our ports. Numbers from linux/rtnetlink.h and
 linux/netfilter/nf_tables.h.
 
-What comes too often goes no further than the kernel of the one who sends it. A connection that is redirected is
-remembered for two minutes, in memory that is nobody's and in a table that all networks of the machine share; a query
-costs the daemon more than it costs who asks. So what goes to loopback is not remembered at all, and of the rest there
-is so much a second.
+Everything is rate-limited in the sender's namespace. Connection tracking keeps a redirected connection for two minutes,
+in memory that no cgroup is charged for and in a table that all namespaces share; a DNS query costs the daemon more
+than its sender. Traffic to loopback is not tracked at all.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ QUERIES_A_SECOND, QUERIES_AT_ONCE = 1000, 2000
 
 
 def routes(families: Iterable[int]) -> bytes:
-    """Everything is here."""
+    """Routes that make every address local."""
     return b"".join(
         _message(
             _NEW_ROUTE,
@@ -60,7 +59,7 @@ def routes(families: Iterable[int]) -> bytes:
 
 
 def redirections(families: Iterable[int], tcp_port: int, dns_port: int) -> bytes:
-    """TCP goes to one port, and DNS to another, on loopback."""
+    """Rules that redirect TCP to one port of loopback and DNS to another."""
     messages = [_batch(_BATCH_BEGIN)]
     for family in families:
         # A table that is there, an earlier daemon's, goes; one can only be deleted if it is there.
@@ -84,7 +83,7 @@ def redirections(families: Iterable[int], tcp_port: int, dns_port: int) -> bytes
 
 
 def _chain(family: int, name: bytes, kind: bytes, priority: int, *rules: Iterable[bytes]) -> list[bytes]:
-    """For what is sent, and its rules."""
+    """A chain for outgoing packets, with its rules."""
     hook = _attribute(1, _big(_OUTPUT)) + _attribute(2, struct.pack(">i", priority))
     made = (
         _attribute(1, _TABLE)
@@ -124,7 +123,7 @@ def _loopback(family: int, how: int) -> tuple[bytes, bytes]:
 
 
 def _new() -> tuple[bytes, bytes]:
-    """The first packet of anything."""
+    """Matches the first packet of a connection."""
     state = _expression(b"ct\0", _attribute(1, _big(_REGISTER)) + _attribute(2, _big(_STATE)))
     return state, _compare(_EQUAL, _NEW)
 

@@ -1,4 +1,4 @@
-"""The sockets at which everything arrives that an environment sends."""
+"""Sockets that intercept all traffic of an environment's network namespace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def network_of(pid: int) -> int:
 
 
 def identity(net: int) -> list[int]:
-    """What tells a network from all others, for as long as it is there. Raises OSError."""
+    """(device, inode) of a network namespace, unique while it exists. Raises OSError."""
     found = os.fstat(net)
     return [found.st_dev, found.st_ino]
 

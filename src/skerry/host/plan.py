@@ -70,7 +70,7 @@ _FILTER_SLOT, _WORKSPACE_SLOT = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """What the environment sees as `/`: a tree of ours, and parts of the host that are mounted on it."""
+    """The root file system: an image's tree, and parts of the host mounted on it."""
 
     tree: str
     binds: tuple[tuple[str, str], ...] = ()
@@ -152,7 +152,7 @@ class Plan:
 
     @property
     def _sent(self) -> bool:
-        """Whether the mount of the workspace comes as a descriptor."""
+        """True if the workspace's mount is sent as a descriptor."""
         return self.workspace.volume is not None or (self.rootful and self.workspace.read_only)
 
     def _layer_steps(self) -> list[Step]:

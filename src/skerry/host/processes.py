@@ -10,7 +10,7 @@ import signal
 
 
 def start_time(pid: int) -> int:
-    """When it started, in clock ticks since boot; 0 when there is no such process, or only its remains."""
+    """Start time in clock ticks since boot; 0 if there is no such process, or only a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -20,7 +20,7 @@ def start_time(pid: int) -> int:
 
 
 def is_running(pid: int) -> bool:
-    """Whether it can execute anything: it is there, neither stopped nor dead."""
+    """True if the process exists and is neither stopped nor dead."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"T", b"t", b"Z", b"X")
@@ -57,13 +57,13 @@ class Handle:
             signal.pidfd_send_signal(self.fd, signal.SIGKILL)
 
     def ended(self, seconds: float = 0.0) -> bool:
-        """Whether it has ended, or does so while we wait for that long."""
+        """True if it has ended, or ends within `seconds`."""
         poll = select.poll()  # unlike select() it takes any descriptor
         poll.register(self.fd, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
     async def wait(self) -> None:
-        """Return when it has ended, having reaped it if it is a child of ours."""
+        """Return when it has ended; reaps it if it is our child."""
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
         # Each waiter has a descriptor of its own: the loop knows one reader for each, and another waiter may close the

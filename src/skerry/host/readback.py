@@ -1,4 +1,4 @@
-"""Reading back from the kernel what protects a running environment: what is reported is what is."""
+"""Reads the protections of a running environment back from the kernel, for its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directory trees whose names somebody else chose: opened, walked and removed without ever leaving them.
+"""Directory trees with untrusted names: opened, walked and removed without leaving them.
 
 Nothing here follows a symlink out of a tree, crosses a mount, or cares how deep the tree is: a walk holds two
 descriptors at most and climbs back by `..`, checking that it arrives where it came from.

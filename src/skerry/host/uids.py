@@ -30,7 +30,7 @@ LOCK_SECONDS, LOCK_RETRY = 10.0, 0.005
 
 
 async def claim() -> int:
-    """The first host id of a range that nobody uses. Root only. Raises LimitReached, PlatformError."""
+    """Claim a free range and return its first host id. Root only. Raises LimitReached, PlatformError."""
     deadline = time.monotonic() + LOCK_SECONDS
     while (lock := _lock()) is None:
         if time.monotonic() > deadline:
@@ -100,7 +100,7 @@ def _path(base: int) -> str:
 
 
 def _write(base: int, pid: int) -> None:
-    """In one step, so that nobody finds the range free in between."""
+    """Atomic, so that no other process sees the range free in between."""
     new = f"{_path(base)}.{os.getpid()}"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new)

@@ -169,7 +169,7 @@ class Volumes:
             self._changed.notify()
 
     def close(self) -> None:
-        """Give up what is ready, and end the thread. Volumes that were taken are not touched."""
+        """Release the spare volumes and end the thread. Volumes in use are left alone."""
         with self._changed:
             self._closed = True
             self._wanted.clear()

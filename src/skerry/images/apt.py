@@ -61,7 +61,7 @@ def _has_main(components: str) -> bool:
 
 
 def _line_serves(line: str, wanted: set[str]) -> bool:
-    """Whether `deb [options] uri suite components` is for us."""
+    """True if this machine can use `deb [options] uri suite components`."""
     kind, _, rest = line.strip().partition(" ")
     if kind != "deb":
         return False

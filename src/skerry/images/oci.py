@@ -107,7 +107,7 @@ def _read_oci(root_fd: int) -> Packed:
 
 
 def _fitting(index: dict[str, Any]) -> list[dict[str, Any]]:
-    """The entries of an index for this machine; those that name no platform, when none names ours."""
+    """The entries of an index for this platform, else those without a platform."""
     ours = _architecture()
     named: list[dict[str, Any]] = []
     unnamed: list[dict[str, Any]] = []

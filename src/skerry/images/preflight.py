@@ -1,4 +1,4 @@
-"""What a build needs of the machine, looked at before it begins: all that is missing is told at once."""
+"""Checks what an image build needs of this machine, and reports everything missing at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPACE = 1 << 30
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 Missing = tuple[str, str]
-"""What is missing, and what to do."""
+"""(what is missing, advice)."""
 
 
 def check(suite: str, folder: Path) -> str:
@@ -41,7 +41,7 @@ def _programs() -> Iterator[Missing]:
 
 
 def _ids() -> Iterator[Missing]:
-    """Whoever is not root needs ids of its own for the users of an image."""
+    """Without root, the image's users need subordinate ids."""
     if os.geteuid() == 0:
         return
     try:

@@ -1,4 +1,4 @@
-"""How the long work on images tells how far it is."""
+"""Progress reports of image builds and imports."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Progress:
     step: str
-    """What is being done, in words."""
+    """The current phase, for people."""
     fraction: float | None = None
-    """Of the whole work, 0 to 1, never falling; None: cannot be told."""
+    """Fraction done, 0 to 1, never falling; None if unknown."""
 
 
 Report = Callable[[Progress], None]
 
 
 def silent(_: Progress) -> None:
-    """A report that nobody reads."""
+    """Discards the report."""

@@ -41,7 +41,7 @@ _STAGING = ".staging-"
 @dataclass(frozen=True, slots=True)
 class Image:
     name: str
-    """Empty for one that no name points to any more."""
+    """Empty if no name points to the image any more."""
     digest: str
     """`sha256:...`"""
     kind: str

@@ -41,7 +41,7 @@ _START = "0" * 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What is to be remembered. No secret may be in it."""
+    """An entry for the audit. Must not contain secrets."""
 
     at: float
     kind: str
@@ -135,7 +135,7 @@ def anchor(tx: Connection, tenant: str) -> Head:
 
 
 def tenants(tx: Connection) -> list[str]:
-    """All that have a chain."""
+    """All tenants that have a chain."""
     found = tx.rows("SELECT tenant FROM audit_heads UNION SELECT tenant FROM audit ORDER BY tenant")
     return [row[0] for row in found]
 
@@ -251,7 +251,7 @@ def load(row: dict[str, Any]) -> AuditRow:
 
 
 def check(row: dict[str, Any], last: Head) -> Broken | None:
-    """What is wrong with a row, as it is stored, that follows `last`."""
+    """The mistake in a stored row that follows `last`."""
     if row["seq"] != last.seq + 1:
         return Broken(last.seq + 1, f"missing; the next row is {row['seq']}")
     values = {name: value for name, value in row.items() if name != "hash"}

@@ -41,7 +41,7 @@ class EnvironmentRecord:
     boot_id: str = ""
     """Of the host, when its instance was started."""
     instance: dict[str, Any] = field(default_factory=dict)
-    """What is needed to go on with it where it was."""
+    """The state needed to resume the environment after a restart."""
     created_by: str = ""
     """`token <id>` or `uid <n>`, say."""
     usage: dict[str, Any] | None = None
@@ -219,7 +219,7 @@ def without_means(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def forget_means(tx: Connection, host: str) -> None:
-    """Do that for all that have ended: earlier versions kept everything."""
+    """Do that for all ended environments: earlier versions kept everything."""
     kept = tx.rows(
         "SELECT id, policy FROM environments WHERE host = :host AND state = 'ended'"
         " AND (variables <> :none OR policy NOT LIKE :no_rules)",

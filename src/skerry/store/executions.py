@@ -1,4 +1,4 @@
-"""Executions: which were running, so that a crash can be told apart from an end."""
+"""Running executions, so that a crash can be distinguished from an end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _table = Table("executions", ExecutionRecord, documents=("detail",))
 
 
 def insert(tx: Connection, record: ExecutionRecord) -> None:
-    """Raises Conflict when there is no such environment."""
+    """Raises Conflict if the environment does not exist."""
     # Arguments may be any bytes and any length; a column of text may not.
     text = record.command[:LONGEST_COMMAND].encode(errors="backslashreplace").decode().replace("\0", "\\0")
     _table.insert(tx, replace(record, command=text))
@@ -41,7 +41,7 @@ def insert(tx: Connection, record: ExecutionRecord) -> None:
 def finish(
     tx: Connection, execution_id: str, *, outcome: str, exit_code: int | None, ended_at: float
 ) -> bool:
-    """Whether it was running; the first end counts."""
+    """Returns False if it had already ended: the first end counts."""
     return (
         tx.run(
             "UPDATE executions SET outcome = :outcome, exit_code = :exit_code, ended_at = :ended_at"

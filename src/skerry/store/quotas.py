@@ -75,7 +75,7 @@ def keep(tx: Connection, host: str, kind: str, sizes: Mapping[str, int]) -> None
 
 
 def check_kept(tx: Connection, tenant: str) -> None:
-    """Raises QuotaExceeded when workspaces and all that is kept for the tenant are more than its quota of disk."""
+    """Raises QuotaExceeded if the tenant's workspaces and stored data exceed its disk quota."""
     found = _table.select(tx, f"WHERE tenant = :tenant{tx.lock}", {"tenant": tenant})
     limit = found[0].disk if found else None
     used = in_use(tx, tenant).disk or 0
@@ -84,7 +84,7 @@ def check_kept(tx: Connection, tenant: str) -> None:
 
 
 def crowded(tx: Connection, tenant: str) -> bool:
-    """Whether workspaces and all that is kept for the tenant are more than its quota of disk."""
+    """True if the tenant's workspaces and stored data exceed its disk quota."""
     limit = get(tx, tenant).disk
     return limit is not None and (in_use(tx, tenant).disk or 0) > limit
 

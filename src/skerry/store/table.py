@@ -46,7 +46,7 @@ class Table(Generic[R]):
         return f"INSERT INTO {self.name} ({names}) VALUES ({values}) ON CONFLICT DO NOTHING"
 
     def insert(self, tx: Connection, record: R) -> bool:
-        """Whether it was inserted: not when a unique index already has it."""
+        """Returns False if a unique index already has it."""
         return tx.run(self._insert, self.values(record)) == 1
 
     def values(self, record: R) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def find(tx: Connection, *, tenant: str | None = None) -> list[Token]:
 
 
 def revoke(tx: Connection, token_id: str, *, now: float, tenant: str | None = None) -> bool:
-    """Whether there was such a token that had not been revoked."""
+    """Returns False if there was no such token, or it was already revoked."""
     where = Where().equal(id=token_id, tenant=tenant).add("revoked_at IS NULL")
     return tx.run(f"UPDATE tokens SET revoked_at = :now {where}", {**where.parameters, "now": now}) == 1
 
@@ -96,7 +96,7 @@ _EXPIRED = "WHERE revoked_at IS NULL AND expires_at <= :now"
 
 
 def expired(tx: Connection, *, now: float) -> bool:
-    """Whether there is something for `expire()` to do."""
+    """True if `expire()` would remove something."""
     return bool(tx.rows(f"SELECT id FROM tokens {_EXPIRED} LIMIT 1", {"now": now}))
 
 

@@ -32,7 +32,7 @@ MOST_AT_ONCE = 256
 TRIES = 10
 FEW = 4
 LATER = 0.01
-"""Seconds that what nobody waits for may wait."""
+"""Seconds that a write without a waiting caller may be delayed."""
 
 
 class Written(NamedTuple, Generic[T]):
@@ -41,7 +41,7 @@ class Written(NamedTuple, Generic[T]):
     committed: asyncio.Future[T]
     """What the work returned: from here on it cannot be lost with this process."""
     synced: asyncio.Future[None]
-    """It, and all that was submitted before it, is on disk. An error of `committed` is here as well."""
+    """Resolves when this and all earlier writes are on disk; has the error of `committed`, too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +77,7 @@ class Writer:
         self._timer: asyncio.TimerHandle | None = None
         self._committed: SimpleQueue[tuple[Connection, list[_Piece]] | None] = SimpleQueue()
         self._broken = False
-        """Whether something could not be synced: until that is repaired, nothing is to be built upon it."""
+        """True after a failed sync; nothing may depend on the data until it is repaired."""
         self._threads = [
             threading.Thread(target=self._serve, name="skerry-store-writer", daemon=True),
             threading.Thread(target=self._serve_disk, name="skerry-store-disk", daemon=True),
@@ -86,7 +86,7 @@ class Writer:
             thread.start()
 
     def submit(self, work: Callable[[Connection], T], *, later: bool = False) -> asyncio.Future[T]:
-        """`later`: it may wait for a moment, for what is submitted next and goes into the same transaction."""
+        """`later` allows a short delay, to share a transaction with the next writes."""
         loop = asyncio.get_running_loop()
         piece = _Piece(work, loop, loop.create_future())
         self._later.append(piece)
@@ -145,7 +145,7 @@ class Writer:
         self._drop()
 
     def _serve_disk(self) -> None:
-        """Sync what somebody was told of already, while the next transaction is written."""
+        """Sync writes already answered, while the next transaction is written."""
         disk_first()
         stopping = False
         while not stopping:
