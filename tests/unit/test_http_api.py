@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from starlette.responses import Response
 
-from skerry.daemon.auth import Gate
+from skerry.daemon.auth import Authenticator
 from skerry.daemon.http import api as apis
 from skerry.daemon.http import events
 from skerry.daemon.http.answers import reply
@@ -46,7 +46,7 @@ def operation(path: str, method: str = "GET", handler: Any = echo, **more: Any) 
 
 
 API = Api(
-    cast(Engine, SimpleNamespace(gate=Gate(cast(Store, None)), metrics=Metrics())),
+    cast(Engine, SimpleNamespace(authenticator=Authenticator(cast(Store, None)), metrics=Metrics())),
     [
         operation("/a/{x}"),
         operation("/a/b"),
@@ -83,7 +83,9 @@ async def ask(
 @asynchronous
 async def test_a_daemon_that_stops_refuses_new_requests_and_says_that_nothing_was_done() -> None:
     manager = make_manager(StubBackend())
-    engine = SimpleNamespace(gate=Gate(cast(Store, None)), metrics=Metrics(), manager=manager)
+    engine = SimpleNamespace(
+        authenticator=Authenticator(cast(Store, None)), metrics=Metrics(), manager=manager
+    )
     api = Api(cast(Engine, engine), [replace(operation("/a/b"), verb="read"), operation("/healthz")])
     assert (await ask("/a/b", api=api))[0] == 200
     manager.refuse()
@@ -96,7 +98,7 @@ async def test_a_daemon_that_stops_refuses_new_requests_and_says_that_nothing_wa
 @asynchronous
 async def test_requests_of_a_tenant_that_used_its_share_wait_while_others_are_at_work() -> None:
     engine = SimpleNamespace(
-        gate=Gate(cast(Store, None)), metrics=Metrics(), manager=make_manager(StubBackend())
+        authenticator=Authenticator(cast(Store, None)), metrics=Metrics(), manager=make_manager(StubBackend())
     )
     api = Api(cast(Engine, engine), [replace(operation("/a/b"), verb="read"), operation("/healthz")])
     lines().of("default").flow.spend(0.1)
@@ -112,7 +114,9 @@ async def test_requests_of_a_tenant_that_used_its_share_wait_while_others_are_at
 @asynchronous
 async def test_caller_that_had_to_wait_is_looked_at_again() -> None:
     manager = make_manager(StubBackend())
-    engine = SimpleNamespace(gate=Gate(cast(Store, None)), metrics=Metrics(), manager=manager)
+    engine = SimpleNamespace(
+        authenticator=Authenticator(cast(Store, None)), metrics=Metrics(), manager=manager
+    )
     api = Api(cast(Engine, engine), [replace(operation("/a/b"), verb="read")])
     lines().of("default").flow.spend(0.1)
     budget().flow("other").spend(0.0001)
@@ -270,7 +274,7 @@ async def test_large_bodies_that_are_held_by_what_takes_long(monkeypatch: pytest
         await go_on.wait()
         return reply({})
 
-    engine = cast(Engine, SimpleNamespace(gate=Gate(cast(Store, None)), metrics=Metrics()))
+    engine = cast(Engine, SimpleNamespace(authenticator=Authenticator(cast(Store, None)), metrics=Metrics()))
     api = Api(engine, [operation("/wait", method="POST", handler=wait, body=Said)])
 
     async def say(size: int) -> int:

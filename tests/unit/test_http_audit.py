@@ -20,7 +20,7 @@ from tests.unit.stubs import asynchronous
 
 
 def call_of(store: Store, tenant: str = "acme") -> Any:
-    return SimpleNamespace(caller=Caller(tenant), engine=SimpleNamespace(database=store))
+    return SimpleNamespace(caller=Caller(tenant), engine=SimpleNamespace(store=store))
 
 
 async def append(store: Store, action: str) -> None:

@@ -19,7 +19,7 @@ from skerry.backends.fake import FakeBackend
 from skerry.backends.namespace import NamespaceBackend
 from skerry.backends.registry import Registry
 from skerry.daemon import logs, pools
-from skerry.daemon.auth import Gate
+from skerry.daemon.auth import Authenticator
 from skerry.daemon.doors import Door, UnixDoor
 from skerry.daemon.http import table
 from skerry.daemon.http.api import Api
@@ -96,86 +96,98 @@ async def serve(
     """Recover, serve until told to stop (or idle for `idle_exit` seconds). Raises SkerryError.
 
     `doors` are open beside the unix socket; gRPC is served at the addresses `grpc`, over TLS if its files are given.
-    `ready` is called with the addresses of gRPC when all of them are open.
-
-    SIGTERM leaves the environments to the next daemon; any other end deletes them.
+    `ready` is called with the bound addresses of gRPC. SIGTERM leaves the environments to the next daemon; any other
+    end deletes them.
     """
     space.check_settings()
     retention.days()
-    store = ImageStore(Path(home.images))
+    images = ImageStore(Path(home.images))
     registry = make_registry(home, backend)
-    database = await Store.open(home.database)
+    store = await Store.open(home.database)
     metrics = Metrics()
     budget().charged = metrics.accounts.charge
     watchdog = Watchdog()
     metrics.others.append(watchdog.lines)
-    ranges = make_ranges(home)
-    records = MeasuredRecords(database, home.identity(), metrics)
-    manager = EnvironmentManager(
-        registry,
-        store,
-        records,
-        ranges=ranges,
-        preset=partial(presets.preset, home=home),
-        pools=pools.load(home, Languages(home.path).list()),
-    )
-    stopping = asyncio.Event()
-
-    def stop() -> None:
-        manager.refuse()
-        stopping.set()
-
-    gate = Gate(database)
-    readiness = Readiness(manager, database, home.path)
-    code = Code(manager, store, home.path)
-    engine = Engine(manager, code, store, database, gate, home, readiness, metrics, stop)
+    manager = _make_manager(home, registry, images, MeasuredRecords(store, home.identity(), metrics))
+    stop = _Stop(manager)
+    authenticator = Authenticator(store)
+    code = Code(manager, images, home.path)
+    readiness = Readiness(manager, store, home.path)
+    engine = Engine(manager, code, images, store, authenticator, home, readiness, metrics, stop.deleting)
     api = Api(engine, table.OPERATIONS)
     grpc_server = _grpc_server(api, engine, grpc, tls) if grpc else None
-    await asyncio.to_thread(store.sweep)
+    await asyncio.to_thread(images.sweep)
     await manager.recover()
-    own_door = UnixDoor(listen(home))
-    server = Server(api, [own_door, *doors])
-    loop = asyncio.get_running_loop()
-    keep = False
-
-    def leave() -> None:
-        nonlocal keep
-        keep = True
-        stop()
-
+    server = Server(api, [UnixDoor(listen(home)), *doors])
     if grpc_server is not None:
         await grpc_server.start()
-    loop.add_signal_handler(signal.SIGTERM, leave)
-    loop.add_signal_handler(signal.SIGINT, stop)
+    stop.on_signals()
     server.start()
     ready(grpc_server.addresses if grpc_server is not None else ())
-    idling = asyncio.create_task(_idle(server, manager, idle_exit, stop)) if idle_exit else None
-    sweeping = asyncio.create_task(_sweep(home, manager, code))
-    retaining = asyncio.create_task(_retain(database, records))
-    guarding = asyncio.create_task(gate.watch())
+    work = [_sweep(home, manager, code), _retain(store, manager.records), authenticator.watch()]
+    if idle_exit:
+        work.append(_idle(server, manager, idle_exit, stop.deleting))
+    tasks = [asyncio.create_task(each) for each in work]
     try:
-        await stopping.wait()
+        await stop.requested.wait()
     finally:
-        if idling is not None:
-            idling.cancel()
-        sweeping.cancel()
-        retaining.cancel()
-        guarding.cancel()
+        for task in tasks:
+            task.cancel()
         watchdog.close()
         unlisten(home)
         server.close_doors()
-        manager.refuse()
-        if len(manager):
-            what = "left to the next daemon" if keep else "deleted"
-            log.warning(f"stopping: all environments are {what}", environments=len(manager))
         try:
-            await code.close()
-            await manager.close(keep=keep)
+            await _end_environments(manager, code, keep=stop.keep)
         finally:
             await asyncio.gather(server.stop(), *((grpc_server.stop(),) if grpc_server is not None else ()))
             with contextlib.suppress(SkerryError):
-                await gate.note_use()
-            await database.close()
+                await authenticator.note_use()
+            await store.close()
+
+
+def _make_manager(home: Home, registry: Registry, images: ImageStore, records: Records) -> EnvironmentManager:
+    """Raises InvalidRequest."""
+    return EnvironmentManager(
+        registry,
+        images,
+        records,
+        ranges=make_ranges(home),
+        preset=partial(presets.preset, home=home),
+        pools=pools.load(home, Languages(home.path).list()),
+    )
+
+
+async def _end_environments(manager: EnvironmentManager, code: Code, *, keep: bool) -> None:
+    """Delete the environments, or leave them to the next daemon."""
+    manager.refuse()
+    if len(manager):
+        what = "left to the next daemon" if keep else "deleted"
+        log.warning(f"stopping: all environments are {what}", environments=len(manager))
+    await code.close()
+    await manager.close(keep=keep)
+
+
+class _Stop:
+    """Ends the daemon. Creates are refused from the request on."""
+
+    def __init__(self, manager: EnvironmentManager) -> None:
+        self._manager = manager
+        self.requested = asyncio.Event()
+        self.keep = False
+        """Leave the environments to the next daemon."""
+
+    def deleting(self) -> None:
+        self._manager.refuse()
+        self.requested.set()
+
+    def keeping(self) -> None:
+        self.keep = True
+        self.deleting()
+
+    def on_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.keeping)
+        loop.add_signal_handler(signal.SIGINT, self.deleting)
 
 
 def _grpc_server(
@@ -202,10 +214,10 @@ async def _sweep(home: Home, manager: EnvironmentManager, code: Code) -> None:
             log.error("sweep failed", error=str(error))
 
 
-async def _retain(database: Store, records: Records) -> None:
+async def _retain(store: Store, records: Records) -> None:
     while True:
         try:
-            await retention.retain(database, records)
+            await retention.retain(store, records)
         except SkerryError as error:
             log.error("audit not pruned", error=str(error))
         await asyncio.sleep(RETAIN_EVERY)

@@ -45,7 +45,7 @@ def refusal(caller: Caller, verb: str) -> Denied:
     )
 
 
-class Gate:
+class Authenticator:
     """Knows callers by their connection or their token. `watch()` must run beside it."""
 
     def __init__(self, store: Store) -> None:

@@ -1,16 +1,15 @@
-"""Which pools a daemon has: `pools.toml` in its home.
+"""The pools of a daemon, from `pools.toml` in its home.
 
-    [default]              # the name: for `skerry pool`
-    minimum = 4            # so many are kept ready
-    maximum = 50           # no more than so many are ready, being made, or in use
-    age = 3600             # seconds after which one that nobody needed is replaced
-    image = "dev"          # and whatever else a create takes, as environments will ask for it
+    [default]              # the name, for `skerry pool`
+    minimum = 4            # environments kept ready
+    maximum = 50           # limit of those ready, being made, or in use
+    age = 3600             # seconds after which an unused environment is replaced
+    image = "dev"          # and other fields of a create, as environments will ask for them
     disk = "10g"
 
-Without the file there is one pool, `default`, for environments of which nothing was said, in which nothing is kept
-ready until somebody warms it up. Beside those there is a pool for each language whose interpreter can wait for its
-program, under the language's name; for these the file says `minimum`, `maximum`, `age`, and `idle`: for so many
-seconds after a use some are kept ready. `maximum = 0`: no pool.
+Without the file there is one pool, `default`, for environments without any options; it keeps none ready until it is
+warmed up. Each language with a pre-started interpreter has a pool of its name; for these the file sets `minimum`,
+`maximum`, `age`, and `idle`: seconds for which some are kept ready after a use. `maximum = 0` turns a pool off.
 """
 
 from __future__ import annotations

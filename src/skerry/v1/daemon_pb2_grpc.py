@@ -72,21 +72,21 @@ class DaemonServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Ready(self, request, context):
-        """Can it start environments?
+        """Readiness check: can environments be started?
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Version(self, request, context):
-        """Which daemon is this?
+        """Shows the version of the daemon.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Doctor(self, request, context):
-        """What can its machine do? Tries everything that environments need, and last starts one.
+        """Checks the machine: tries everything that environments need, and finally starts one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,11 +34,11 @@ class DaemonStub:
     Health: _grpc.UnaryUnaryMultiCallable[_daemon_pb2.HealthRequest, _daemon_pb2.HealthResponse]
     """Is it alive?"""
     Ready: _grpc.UnaryUnaryMultiCallable[_daemon_pb2.ReadyRequest, _daemon_pb2.ReadyResponse]
-    """Can it start environments?"""
+    """Readiness check: can environments be started?"""
     Version: _grpc.UnaryUnaryMultiCallable[_daemon_pb2.VersionRequest, _daemon_pb2.VersionResponse]
-    """Which daemon is this?"""
+    """Shows the version of the daemon."""
     Doctor: _grpc.UnaryUnaryMultiCallable[_daemon_pb2.DoctorRequest, _daemon_pb2.DoctorResponse]
-    """What can its machine do? Tries everything that environments need, and last starts one."""
+    """Checks the machine: tries everything that environments need, and finally starts one."""
     Stop: _grpc.UnaryUnaryMultiCallable[_daemon_pb2.StopRequest, _daemon_pb2.StopResponse]
 
 @_typing.type_check_only
@@ -47,11 +47,11 @@ class DaemonAsyncStub(DaemonStub):
     Health: _aio.UnaryUnaryMultiCallable[_daemon_pb2.HealthRequest, _daemon_pb2.HealthResponse]  # type: ignore[assignment]
     """Is it alive?"""
     Ready: _aio.UnaryUnaryMultiCallable[_daemon_pb2.ReadyRequest, _daemon_pb2.ReadyResponse]  # type: ignore[assignment]
-    """Can it start environments?"""
+    """Readiness check: can environments be started?"""
     Version: _aio.UnaryUnaryMultiCallable[_daemon_pb2.VersionRequest, _daemon_pb2.VersionResponse]  # type: ignore[assignment]
-    """Which daemon is this?"""
+    """Shows the version of the daemon."""
     Doctor: _aio.UnaryUnaryMultiCallable[_daemon_pb2.DoctorRequest, _daemon_pb2.DoctorResponse]  # type: ignore[assignment]
-    """What can its machine do? Tries everything that environments need, and last starts one."""
+    """Checks the machine: tries everything that environments need, and finally starts one."""
     Stop: _aio.UnaryUnaryMultiCallable[_daemon_pb2.StopRequest, _daemon_pb2.StopResponse]  # type: ignore[assignment]
 
 class DaemonServicer(metaclass=_abc_1.ABCMeta):
@@ -69,7 +69,7 @@ class DaemonServicer(metaclass=_abc_1.ABCMeta):
         request: _daemon_pb2.ReadyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_daemon_pb2.ReadyResponse, _abc.Awaitable[_daemon_pb2.ReadyResponse]]:
-        """Can it start environments?"""
+        """Readiness check: can environments be started?"""
 
     @_abc_1.abstractmethod
     def Version(
@@ -77,7 +77,7 @@ class DaemonServicer(metaclass=_abc_1.ABCMeta):
         request: _daemon_pb2.VersionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_daemon_pb2.VersionResponse, _abc.Awaitable[_daemon_pb2.VersionResponse]]:
-        """Which daemon is this?"""
+        """Shows the version of the daemon."""
 
     @_abc_1.abstractmethod
     def Doctor(
@@ -85,7 +85,7 @@ class DaemonServicer(metaclass=_abc_1.ABCMeta):
         request: _daemon_pb2.DoctorRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_daemon_pb2.DoctorResponse, _abc.Awaitable[_daemon_pb2.DoctorResponse]]:
-        """What can its machine do? Tries everything that environments need, and last starts one."""
+        """Checks the machine: tries everything that environments need, and finally starts one."""
 
     @_abc_1.abstractmethod
     def Stop(

@@ -70,7 +70,7 @@ class EnvironmentsServicer:
     """Missing associated documentation comment in .proto file."""
 
     def CreateEnvironment(self, request, context):
-        """Answers when the environment runs. What is left out has a safe default.
+        """Answers when the environment runs. Omitted fields have safe defaults.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,7 +98,7 @@ class EnvironmentsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Says that it is still wanted.
+        """Renews the lease of an environment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

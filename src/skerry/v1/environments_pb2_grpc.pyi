@@ -36,7 +36,7 @@ class EnvironmentsStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> EnvironmentsAsyncStub: ...
     CreateEnvironment: _grpc.UnaryUnaryMultiCallable[_environments_pb2.CreateEnvironmentRequest, _environments_pb2.Environment]
-    """Answers when the environment runs. What is left out has a safe default."""
+    """Answers when the environment runs. Omitted fields have safe defaults."""
     ListEnvironments: _grpc.UnaryUnaryMultiCallable[_environments_pb2.ListEnvironmentsRequest, _environments_pb2.ListEnvironmentsResponse]
     """Oldest first, in pages: give the `next` of an answer as `after` to get what follows."""
     GetEnvironment: _grpc.UnaryUnaryMultiCallable[_environments_pb2.GetEnvironmentRequest, _environments_pb2.Environment]
@@ -44,7 +44,7 @@ class EnvironmentsStub:
     DeleteEnvironment: _grpc.UnaryUnaryMultiCallable[_environments_pb2.DeleteEnvironmentRequest, _environments_pb2.DeleteEnvironmentResponse]
     """With all that runs in it and all its files. Deleting one that has ended already is fine."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_environments_pb2.HeartbeatRequest, _environments_pb2.Lease]
-    """Says that it is still wanted."""
+    """Renews the lease of an environment."""
     GetUsage: _grpc.UnaryUnaryMultiCallable[_environments_pb2.GetUsageRequest, _environments_pb2.Usage]
     """As the kernel counted; what this machine cannot tell is left out."""
 
@@ -52,7 +52,7 @@ class EnvironmentsStub:
 class EnvironmentsAsyncStub(EnvironmentsStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateEnvironment: _aio.UnaryUnaryMultiCallable[_environments_pb2.CreateEnvironmentRequest, _environments_pb2.Environment]  # type: ignore[assignment]
-    """Answers when the environment runs. What is left out has a safe default."""
+    """Answers when the environment runs. Omitted fields have safe defaults."""
     ListEnvironments: _aio.UnaryUnaryMultiCallable[_environments_pb2.ListEnvironmentsRequest, _environments_pb2.ListEnvironmentsResponse]  # type: ignore[assignment]
     """Oldest first, in pages: give the `next` of an answer as `after` to get what follows."""
     GetEnvironment: _aio.UnaryUnaryMultiCallable[_environments_pb2.GetEnvironmentRequest, _environments_pb2.Environment]  # type: ignore[assignment]
@@ -60,7 +60,7 @@ class EnvironmentsAsyncStub(EnvironmentsStub):
     DeleteEnvironment: _aio.UnaryUnaryMultiCallable[_environments_pb2.DeleteEnvironmentRequest, _environments_pb2.DeleteEnvironmentResponse]  # type: ignore[assignment]
     """With all that runs in it and all its files. Deleting one that has ended already is fine."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_environments_pb2.HeartbeatRequest, _environments_pb2.Lease]  # type: ignore[assignment]
-    """Says that it is still wanted."""
+    """Renews the lease of an environment."""
     GetUsage: _aio.UnaryUnaryMultiCallable[_environments_pb2.GetUsageRequest, _environments_pb2.Usage]  # type: ignore[assignment]
     """As the kernel counted; what this machine cannot tell is left out."""
 
@@ -71,7 +71,7 @@ class EnvironmentsServicer(metaclass=_abc_1.ABCMeta):
         request: _environments_pb2.CreateEnvironmentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_environments_pb2.Environment, _abc.Awaitable[_environments_pb2.Environment]]:
-        """Answers when the environment runs. What is left out has a safe default."""
+        """Answers when the environment runs. Omitted fields have safe defaults."""
 
     @_abc_1.abstractmethod
     def ListEnvironments(
@@ -103,7 +103,7 @@ class EnvironmentsServicer(metaclass=_abc_1.ABCMeta):
         request: _environments_pb2.HeartbeatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_environments_pb2.Lease, _abc.Awaitable[_environments_pb2.Lease]]:
-        """Says that it is still wanted."""
+        """Renews the lease of an environment."""
 
     @_abc_1.abstractmethod
     def GetUsage(

@@ -154,7 +154,7 @@ class ImportImageRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """What it shall be called; counts in the first message alone."""
+    """Name of the image; read from the first message only."""
     data: _builtins.bytes
     def __init__(
         self,

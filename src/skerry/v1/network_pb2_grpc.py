@@ -60,7 +60,7 @@ class NetworkServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetNetwork(self, request, context):
-        """What it may reach, and what it was refused.
+        """Shows network rules and recent denials.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

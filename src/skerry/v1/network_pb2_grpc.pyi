@@ -32,7 +32,7 @@ class NetworkStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> NetworkAsyncStub: ...
     GetNetwork: _grpc.UnaryUnaryMultiCallable[_network_pb2.GetNetworkRequest, _network_pb2.NetworkDetails]
-    """What it may reach, and what it was refused."""
+    """Shows network rules and recent denials."""
     SetNetwork: _grpc.UnaryUnaryMultiCallable[_network_pb2.SetNetworkRequest, _network_pb2.NetworkDetails]
     """It counts at once: for new connections, and for those that are open and not allowed any more."""
     AllowNetwork: _grpc.UnaryUnaryMultiCallable[_network_pb2.AllowNetworkRequest, _network_pb2.NetworkDetails]
@@ -44,7 +44,7 @@ class NetworkStub:
 class NetworkAsyncStub(NetworkStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetNetwork: _aio.UnaryUnaryMultiCallable[_network_pb2.GetNetworkRequest, _network_pb2.NetworkDetails]  # type: ignore[assignment]
-    """What it may reach, and what it was refused."""
+    """Shows network rules and recent denials."""
     SetNetwork: _aio.UnaryUnaryMultiCallable[_network_pb2.SetNetworkRequest, _network_pb2.NetworkDetails]  # type: ignore[assignment]
     """It counts at once: for new connections, and for those that are open and not allowed any more."""
     AllowNetwork: _aio.UnaryUnaryMultiCallable[_network_pb2.AllowNetworkRequest, _network_pb2.NetworkDetails]  # type: ignore[assignment]
@@ -59,7 +59,7 @@ class NetworkServicer(metaclass=_abc_1.ABCMeta):
         request: _network_pb2.GetNetworkRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_network_pb2.NetworkDetails, _abc.Awaitable[_network_pb2.NetworkDetails]]:
-        """What it may reach, and what it was refused."""
+        """Shows network rules and recent denials."""
 
     @_abc_1.abstractmethod
     def SetNetwork(

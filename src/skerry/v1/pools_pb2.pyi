@@ -64,7 +64,7 @@ class WarmUpPoolRequest(_message.Message):
     count: _builtins.int
     """How many are ready, afterwards; also 0."""
     maximum: _builtins.int
-    """No more than so many are ready, being made, or in use, from now on."""
+    """New limit of environments that are ready, being made, or in use."""
     def __init__(
         self,
         *,
@@ -152,9 +152,9 @@ class PoolStats(_message.Message):
     pool: _builtins.str
     image: _builtins.str
     minimum: _builtins.int
-    """So many are kept ready."""
+    """Number of environments kept ready."""
     maximum: _builtins.int
-    """No more than so many are ready, being made, or in use."""
+    """Limit of environments that are ready, being made, or in use."""
     available: _builtins.int
     creating: _builtins.int
     active: _builtins.int

@@ -60,21 +60,21 @@ class PoolsServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ListPools(self, request, context):
-        """How the pools are doing.
+        """Lists pools with their statistics.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WarmUpPool(self, request, context):
-        """Have so many ready, now and from now on; answers when they are.
+        """Warms a pool up to a number of environments, which it keeps ready; answers when they are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ShrinkPool(self, request, context):
-        """Keep no more than so many ready.
+        """Shrinks a pool to a number of ready environments.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

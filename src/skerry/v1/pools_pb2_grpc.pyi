@@ -32,11 +32,11 @@ class PoolsStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PoolsAsyncStub: ...
     ListPools: _grpc.UnaryUnaryMultiCallable[_pools_pb2.ListPoolsRequest, _pools_pb2.ListPoolsResponse]
-    """How the pools are doing."""
+    """Lists pools with their statistics."""
     WarmUpPool: _grpc.UnaryUnaryMultiCallable[_pools_pb2.WarmUpPoolRequest, _pools_pb2.PoolStats]
-    """Have so many ready, now and from now on; answers when they are."""
+    """Warms a pool up to a number of environments, which it keeps ready; answers when they are."""
     ShrinkPool: _grpc.UnaryUnaryMultiCallable[_pools_pb2.ShrinkPoolRequest, _pools_pb2.PoolStats]
-    """Keep no more than so many ready."""
+    """Shrinks a pool to a number of ready environments."""
     CheckPool: _grpc.UnaryUnaryMultiCallable[_pools_pb2.CheckPoolRequest, _pools_pb2.PoolHealth]
     """Starts one, runs a program in it, and removes it."""
 
@@ -44,11 +44,11 @@ class PoolsStub:
 class PoolsAsyncStub(PoolsStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListPools: _aio.UnaryUnaryMultiCallable[_pools_pb2.ListPoolsRequest, _pools_pb2.ListPoolsResponse]  # type: ignore[assignment]
-    """How the pools are doing."""
+    """Lists pools with their statistics."""
     WarmUpPool: _aio.UnaryUnaryMultiCallable[_pools_pb2.WarmUpPoolRequest, _pools_pb2.PoolStats]  # type: ignore[assignment]
-    """Have so many ready, now and from now on; answers when they are."""
+    """Warms a pool up to a number of environments, which it keeps ready; answers when they are."""
     ShrinkPool: _aio.UnaryUnaryMultiCallable[_pools_pb2.ShrinkPoolRequest, _pools_pb2.PoolStats]  # type: ignore[assignment]
-    """Keep no more than so many ready."""
+    """Shrinks a pool to a number of ready environments."""
     CheckPool: _aio.UnaryUnaryMultiCallable[_pools_pb2.CheckPoolRequest, _pools_pb2.PoolHealth]  # type: ignore[assignment]
     """Starts one, runs a program in it, and removes it."""
 
@@ -59,7 +59,7 @@ class PoolsServicer(metaclass=_abc_1.ABCMeta):
         request: _pools_pb2.ListPoolsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pools_pb2.ListPoolsResponse, _abc.Awaitable[_pools_pb2.ListPoolsResponse]]:
-        """How the pools are doing."""
+        """Lists pools with their statistics."""
 
     @_abc_1.abstractmethod
     def WarmUpPool(
@@ -67,7 +67,7 @@ class PoolsServicer(metaclass=_abc_1.ABCMeta):
         request: _pools_pb2.WarmUpPoolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pools_pb2.PoolStats, _abc.Awaitable[_pools_pb2.PoolStats]]:
-        """Have so many ready, now and from now on; answers when they are."""
+        """Warms a pool up to a number of environments, which it keeps ready; answers when they are."""
 
     @_abc_1.abstractmethod
     def ShrinkPool(
@@ -75,7 +75,7 @@ class PoolsServicer(metaclass=_abc_1.ABCMeta):
         request: _pools_pb2.ShrinkPoolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pools_pb2.PoolStats, _abc.Awaitable[_pools_pb2.PoolStats]]:
-        """Keep no more than so many ready."""
+        """Shrinks a pool to a number of ready environments."""
 
     @_abc_1.abstractmethod
     def CheckPool(

@@ -86,7 +86,7 @@ class SessionsServicer:
     """Missing associated documentation comment in .proto file."""
 
     def OpenSession(self, request, context):
-        """Answers when its interpreter can be used. A session that has this id already is the one that is meant.
+        """Answers when the interpreter is ready. Returns the existing session if the id is in use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,7 +120,7 @@ class SessionsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def InterruptSession(self, request, context):
-        """Interrupts what it runs. Its state stays.
+        """Interrupts the running code. The state stays.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

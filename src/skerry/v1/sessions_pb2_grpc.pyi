@@ -33,7 +33,7 @@ class SessionsStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SessionsAsyncStub: ...
     OpenSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.OpenSessionRequest, _sessions_pb2.Session]
-    """Answers when its interpreter can be used. A session that has this id already is the one that is meant."""
+    """Answers when the interpreter is ready. Returns the existing session if the id is in use."""
     ListSessions: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.ListSessionsRequest, _sessions_pb2.ListSessionsResponse]
     GetSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.GetSessionRequest, _sessions_pb2.Session]
     RunCode: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.RunCodeRequest, _sessions_pb2.SessionResult]
@@ -43,7 +43,7 @@ class SessionsStub:
     StreamCode: _grpc.UnaryStreamMultiCallable[_sessions_pb2.RunCodeRequest, _sessions_pb2.SessionEvent]
     """The same, with its output as it comes. Output that is not read stops the code."""
     InterruptSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.InterruptSessionRequest, _empty_pb2.Empty]
-    """Interrupts what it runs. Its state stays."""
+    """Interrupts the running code. The state stays."""
     RestartSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.RestartSessionRequest, _sessions_pb2.Session]
     """Begins anew, without any state; also one that has crashed."""
     ListVariables: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.ListVariablesRequest, _sessions_pb2.ListVariablesResponse]
@@ -53,7 +53,7 @@ class SessionsStub:
 class SessionsAsyncStub(SessionsStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.OpenSessionRequest, _sessions_pb2.Session]  # type: ignore[assignment]
-    """Answers when its interpreter can be used. A session that has this id already is the one that is meant."""
+    """Answers when the interpreter is ready. Returns the existing session if the id is in use."""
     ListSessions: _aio.UnaryUnaryMultiCallable[_sessions_pb2.ListSessionsRequest, _sessions_pb2.ListSessionsResponse]  # type: ignore[assignment]
     GetSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.GetSessionRequest, _sessions_pb2.Session]  # type: ignore[assignment]
     RunCode: _aio.UnaryUnaryMultiCallable[_sessions_pb2.RunCodeRequest, _sessions_pb2.SessionResult]  # type: ignore[assignment]
@@ -63,7 +63,7 @@ class SessionsAsyncStub(SessionsStub):
     StreamCode: _aio.UnaryStreamMultiCallable[_sessions_pb2.RunCodeRequest, _sessions_pb2.SessionEvent]  # type: ignore[assignment]
     """The same, with its output as it comes. Output that is not read stops the code."""
     InterruptSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.InterruptSessionRequest, _empty_pb2.Empty]  # type: ignore[assignment]
-    """Interrupts what it runs. Its state stays."""
+    """Interrupts the running code. The state stays."""
     RestartSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.RestartSessionRequest, _sessions_pb2.Session]  # type: ignore[assignment]
     """Begins anew, without any state; also one that has crashed."""
     ListVariables: _aio.UnaryUnaryMultiCallable[_sessions_pb2.ListVariablesRequest, _sessions_pb2.ListVariablesResponse]  # type: ignore[assignment]
@@ -76,7 +76,7 @@ class SessionsServicer(metaclass=_abc_1.ABCMeta):
         request: _sessions_pb2.OpenSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sessions_pb2.Session, _abc.Awaitable[_sessions_pb2.Session]]:
-        """Answers when its interpreter can be used. A session that has this id already is the one that is meant."""
+        """Answers when the interpreter is ready. Returns the existing session if the id is in use."""
 
     @_abc_1.abstractmethod
     def ListSessions(
@@ -116,7 +116,7 @@ class SessionsServicer(metaclass=_abc_1.ABCMeta):
         request: _sessions_pb2.InterruptSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
-        """Interrupts what it runs. Its state stays."""
+        """Interrupts the running code. The state stays."""
 
     @_abc_1.abstractmethod
     def RestartSession(

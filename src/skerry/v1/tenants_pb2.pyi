@@ -42,7 +42,7 @@ class Token(_message.Message):
     revoked_at: _builtins.float
     last_used_at: _builtins.float
     token: _builtins.str
-    """The secret, only from CreateToken: whoever has it has what it allows."""
+    """The secret, only from CreateToken."""
     @_builtins.property
     def verbs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What it allows."""
@@ -209,7 +209,7 @@ class SetQuotaRequest(_message.Message):
     DISK_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     environments: _builtins.int
-    """What is left out is not limited."""
+    """Omitted fields are not limited."""
     cpus: _builtins.float
     """Cores, of all environments together."""
     memory: _builtins.int
@@ -261,7 +261,7 @@ class Quota(_message.Message):
     CAUSED_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     environments: _builtins.int
-    """What is not there is not limited."""
+    """Absent fields are not limited."""
     cpus: _builtins.float
     memory: _builtins.int
     disk: _builtins.int

@@ -87,7 +87,7 @@ class TenantsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetQuota(self, request, context):
-        """What a tenant may have, and has.
+        """Shows quota and usage of a tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

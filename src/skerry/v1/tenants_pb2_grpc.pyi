@@ -39,7 +39,7 @@ class TenantsStub:
     RevokeToken: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.RevokeTokenRequest, _empty_pb2.Empty]
     """Every request and stream that is under way with it is cut. Revoking one again is fine."""
     GetQuota: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.GetQuotaRequest, _tenants_pb2.Quota]
-    """What a tenant may have, and has."""
+    """Shows quota and usage of a tenant."""
     SetQuota: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.SetQuotaRequest, _tenants_pb2.Quota]
     """Environments that it has already stay."""
 
@@ -53,7 +53,7 @@ class TenantsAsyncStub(TenantsStub):
     RevokeToken: _aio.UnaryUnaryMultiCallable[_tenants_pb2.RevokeTokenRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     """Every request and stream that is under way with it is cut. Revoking one again is fine."""
     GetQuota: _aio.UnaryUnaryMultiCallable[_tenants_pb2.GetQuotaRequest, _tenants_pb2.Quota]  # type: ignore[assignment]
-    """What a tenant may have, and has."""
+    """Shows quota and usage of a tenant."""
     SetQuota: _aio.UnaryUnaryMultiCallable[_tenants_pb2.SetQuotaRequest, _tenants_pb2.Quota]  # type: ignore[assignment]
     """Environments that it has already stay."""
 
@@ -88,7 +88,7 @@ class TenantsServicer(metaclass=_abc_1.ABCMeta):
         request: _tenants_pb2.GetQuotaRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tenants_pb2.Quota, _abc.Awaitable[_tenants_pb2.Quota]]:
-        """What a tenant may have, and has."""
+        """Shows quota and usage of a tenant."""
 
     @_abc_1.abstractmethod
     def SetQuota(

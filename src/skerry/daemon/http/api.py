@@ -20,8 +20,8 @@ from skerry.daemon.accounts import counted
 from skerry.daemon.auth import acting, refusal
 from skerry.daemon.http.answers import AT_ONCE, Stream, log, problem, unread
 from skerry.daemon.http.operations import JSON, Call, Engine, Operation
+from skerry.daemon.http.request_log import RequestLog
 from skerry.daemon.http.requests import query, read_json
-from skerry.daemon.http.telling import Telling
 from skerry.daemon.peers import peer_of, take_share
 from skerry.errors import (
     Busy,
@@ -88,26 +88,26 @@ class Api:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = token_hex(8)
-        with Telling(self._engine.metrics) as telling:
+        with RequestLog(self._engine.metrics) as request_log:
             if scope["type"] == "websocket":
-                await self._websocket(scope, receive, send, request_id, telling)
+                await self._websocket(scope, receive, send, request_id, request_log)
             else:
-                await self._http(scope, receive, send, request_id, telling)
+                await self._http(scope, receive, send, request_id, request_log)
 
     async def _http(
-        self, scope: Scope, receive: Receive, send: Send, request_id: str, telling: Telling
+        self, scope: Scope, receive: Receive, send: Send, request_id: str, request_log: RequestLog
     ) -> None:
         try:
             operation, arguments = self._operation(scope)
-            telling.operation = operation
+            request_log.operation = operation
             if operation.websocket:
                 raise InvalidRequest(
                     f"{scope['path']} is a WebSocket", hint="ask for an upgrade of the connection"
                 )
             caller, line = await self._in_turn(scope, operation, request_id)
-            telling.caller = caller
+            request_log.caller = caller
         except SkerryError as error:
-            telling.answered(error.status)
+            request_log.answered(error.status)
             answer = problem(error)
             if isinstance(error, Busy):  # the tenant has too many connections: this one is not kept
                 answer.headers["connection"] = "close"
@@ -120,7 +120,7 @@ class Api:
         account = accounts.of(caller.tenant) if operation.verb else accounts.nobody
         account.requests += 1
         receive, send = counted(receive, send, account)
-        work = self._serve(scope, receive, send, request_id, telling, operation, arguments, caller, line)
+        work = self._serve(scope, receive, send, request_id, request_log, operation, arguments, caller, line)
         await Timed(work, line.flow)
 
     async def _serve(
@@ -129,14 +129,14 @@ class Api:
         receive: Receive,
         send: Send,
         request_id: str,
-        telling: Telling,
+        request_log: RequestLog,
         operation: Operation,
         arguments: dict[str, Any],
         caller: Caller,
         line: Line,
     ) -> None:
         with (
-            self._engine.gate.under_way(caller, scope),
+            self._engine.authenticator.under_way(caller, scope),
             self._bodies.held(caller.tenant, BODY_USUAL) as more,
             self._answers.held(caller.tenant, ANSWER_USUAL) as hold,
         ):
@@ -154,7 +154,7 @@ class Api:
             except Exception as error:
                 log.exception("request failed", operation=operation.name, request=request_id)
                 answer = problem(_internal(error))
-            telling.answered(answer.status_code)
+            request_log.answered(answer.status_code)
             if isinstance(answer, Stream):
                 answer.charge(line)
             await _identified(answer, request_id)(scope, receive, send)
@@ -178,25 +178,25 @@ class Api:
         return answer
 
     async def _websocket(
-        self, scope: Scope, receive: Receive, send: Send, request_id: str, telling: Telling
+        self, scope: Scope, receive: Receive, send: Send, request_id: str, request_log: RequestLog
     ) -> None:
         websocket = WebSocket(scope, receive, send)
         try:
             operation, arguments = self._operation({**scope, "method": "GET"})
-            telling.operation = operation
+            request_log.operation = operation
             if not operation.websocket:
                 raise InvalidRequest(f"{scope['path']} is no WebSocket")
             caller, line = await self._in_turn(scope, operation, request_id)
-            telling.caller = caller
+            request_log.caller = caller
             account = self._engine.metrics.accounts.of(caller.tenant)
             account.requests += 1
             websocket = WebSocket(scope, *counted(receive, send, account))
-            with self._engine.gate.under_way(caller, scope):
+            with self._engine.authenticator.under_way(caller, scope):
                 call = Call(self._engine, caller, scope, receive)
                 await Timed(operation.handler(call, websocket, **arguments), line.flow)
-            telling.answered(operation.status)
+            request_log.answered(operation.status)
         except SkerryError as error:  # handlers raise none after they have accepted
-            telling.answered(error.status)
+            request_log.answered(error.status)
             await websocket.send_denial_response(_identified(problem(error), request_id))
 
     async def _in_turn(self, scope: Scope, operation: Operation, request_id: str) -> tuple[Caller, Line]:
@@ -224,7 +224,7 @@ class Api:
             refused.detail["begun"] = False
             raise refused
         try:
-            caller = await self._engine.gate.caller(scope, request_id)
+            caller = await self._engine.authenticator.caller(scope, request_id)
         except Unauthorized as error:
             stranger = Caller(verbs=frozenset(), peer=peer_of(scope).address, request_id=request_id)
             self._engine.manager.deny(stranger, operation.name, error, path=scope["path"][:PATH_TOLD])

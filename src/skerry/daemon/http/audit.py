@@ -66,7 +66,7 @@ async def read_audit(
     }
     await _settle(call)
     if last is not None:
-        after = await call.engine.database.read(
+        after = await call.engine.store.read(
             lambda tx: audit.place_before(tx, call.caller.tenant, last, **filters)
         )
     rows = _rows(call, after, follow, filters)
@@ -86,7 +86,7 @@ async def verify_audit(call: Call, seq: int | None, hash: str) -> Response:
     try:
         async with _one_verification:
             await _settle(call)
-            broken, head, anchor = await call.engine.database.read(
+            broken, head, anchor = await call.engine.store.read(
                 lambda tx: (
                     audit.verify(tx, tenant, remembered),
                     audit.head(tx, tenant),
@@ -111,22 +111,22 @@ async def prune_audit(call: Call, body: Prune) -> Response:
         raise InvalidRequest("`before` is in the future", hint="give a unix time that has passed")
     async with _one_verification:
         await _settle(call)
-        pruned = await retention.prune(call.engine.database, call.manager.records, call.caller, body.before)
+        pruned = await retention.prune(call.engine.store, call.manager.records, call.caller, body.before)
     return reply(pruned)
 
 
 async def _settle(call: Call) -> None:
     """Nobody waits for results: let those of what was answered before be there."""
     with contextlib.suppress(StoreUnavailable):
-        await call.engine.database.write(lambda tx: None)
+        await call.engine.store.write(lambda tx: None)
 
 
 async def _rows(call: Call, after: int, follow: bool, filters: dict[str, Any]) -> AsyncGenerator[bytes, None]:
-    database, tenant = call.engine.database, call.caller.tenant
+    store, tenant = call.engine.store, call.caller.tenant
     while True:
-        last = await database.read(lambda tx: audit.head(tx, tenant))
+        last = await store.read(lambda tx: audit.head(tx, tenant))
         if last.seq > after or not follow:
-            async for page in audit.pages(database, tenant, after=after, **filters):
+            async for page in audit.pages(store, tenant, after=after, **filters):
                 for at in range(0, len(page), ROWS_AT_ONCE):
                     yield b"".join(line(asdict(row)) for row in page[at : at + ROWS_AT_ONCE])
                     await asyncio.sleep(0)
@@ -198,7 +198,7 @@ OPERATIONS = (
         verb="audit",
         summary="Check that no row was changed, removed or moved",
         text="`seq` and `hash` of an earlier answer, written down elsewhere, prove that the rows up to there are the "
-        "same; without them, whoever can write the whole database could have computed all hashes anew.",
+        "same; without them, an attacker with write access to the database could recompute all hashes.",
         handler=verify_audit,
         query=(
             Parameter("seq", "integer", "Of a row that was written down elsewhere.", least=1),

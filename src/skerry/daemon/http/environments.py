@@ -217,8 +217,8 @@ OPERATIONS = (
         tag="environments",
         verb="create",
         summary="Create an environment",
-        text="Answers when it runs. What is left out has a safe default. It lives until it is deleted, until its "
-        "`lifetime` is over, or until it was `idle` for too long.",
+        text="Answers when it runs. Omitted fields have safe defaults. It lives until it is deleted, its "
+        "`lifetime` is over, or it was `idle` for too long.",
         handler=create,
         body=Create,
         body_example={"name": "web", "memory": "512m", "cpus": 1, "lifetime": 3600},
@@ -257,7 +257,7 @@ OPERATIONS = (
         text="Oldest first, in pages: give the `next` of an answer as `after` to get what follows.",
         handler=list_environments,
         query=(
-            Parameter("all", "boolean", "Also those that ended in the last day.", default=False),
+            Parameter("all", "boolean", "Include environments that ended in the last day.", default=False),
             Parameter(
                 "state",
                 "string",
@@ -297,7 +297,7 @@ OPERATIONS = (
         tag="environments",
         verb="delete",
         summary="Delete an environment",
-        text="With all that runs in it and all its files. Deleting one that has ended already is fine.",
+        text="Kills its processes and removes its files. Deleting an ended environment succeeds.",
         handler=delete,
         answer=schemas.Deleted,
         answer_example={"environment_id": "k3v9x1m2p7qa", "deleted": True},
@@ -309,7 +309,7 @@ OPERATIONS = (
         path="/environments/{environment_id}/heartbeat",
         tag="environments",
         verb="execute",
-        summary="Say that it is still wanted",
+        summary="Renew the lease of an environment",
         handler=heartbeat,
         body=Heartbeat,
         body_example={"lifetime": 3600},
@@ -323,7 +323,7 @@ OPERATIONS = (
         path="/environments/{environment_id}/usage",
         tag="environments",
         verb="read",
-        summary="What it has used",
+        summary="Show resource usage of an environment",
         text="As the kernel counted, for one that has ended until then; null for what this machine cannot tell.",
         handler=usage,
         answer=Usage,

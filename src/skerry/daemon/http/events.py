@@ -114,7 +114,7 @@ OPERATIONS = (
         path="/environments/{environment_id}/executions/{execution_id}/events",
         tag="executions",
         verb="read",
-        summary="Its output as server-sent events",
+        summary="Stream output as server-sent events",
         text="First what is kept, then what comes: `output` (`t`, `stream`, `data`, `encoding`), `dropped` "
         "(`message`: some is missing here), and at last `ended` (`result`, without the output). With "
         "`Last-Event-ID` it goes on where a connection broke. Output that is not read stops the program.",

@@ -33,7 +33,7 @@ class Build(Body):
 
 
 async def list_images(call: Call) -> Response:
-    found = await asyncio.to_thread(call.engine.store.list)
+    found = await asyncio.to_thread(call.engine.images.list)
     names = sorted(definition.available())
     return reply({"images": [image.info().to_dict() for image in found], "definitions": names})
 
@@ -42,7 +42,7 @@ async def build_image(call: Call, body: Build) -> Response:
     wanted = definition.find(body.name)
     act = call.manager.act(call.caller, "image.build", name=body.name)
     await act.begin()
-    return Stream(_work(act, lambda report: build(wanted, call.engine.store, report)), NDJSON)
+    return Stream(_work(act, lambda report: build(wanted, call.engine.images, report)), NDJSON)
 
 
 async def import_image(call: Call, name: str) -> Response:
@@ -51,7 +51,7 @@ async def import_image(call: Call, name: str) -> Response:
     await act.begin()
     uploaded = contextlib.ExitStack()
     try:
-        folder = await asyncio.to_thread(uploaded.enter_context, call.engine.store.staging())
+        folder = await asyncio.to_thread(uploaded.enter_context, call.engine.images.staging())
         await _receive(call, folder / "archive")
     except BaseException as error:
         act.failed(error)
@@ -60,13 +60,13 @@ async def import_image(call: Call, name: str) -> Response:
 
     def work(report: Report) -> Image:
         with uploaded:
-            return import_archive(folder / "archive", name, call.engine.store, report)
+            return import_archive(folder / "archive", name, call.engine.images, report)
 
     return Stream(_work(act, work), NDJSON)
 
 
 async def inspect(call: Call, image: str) -> Response:
-    found = await asyncio.to_thread(call.engine.store.get, image)
+    found = await asyncio.to_thread(call.engine.images.get, image)
     users = [
         environment.id
         for environment in call.manager.environments(call.caller)
@@ -78,7 +78,7 @@ async def inspect(call: Call, image: str) -> Response:
 async def remove(call: Call, image: str) -> Response:
     in_use = call.manager.in_use
     async with call.manager.act(call.caller, "image.remove", image=image):
-        await asyncio.to_thread(call.engine.store.remove, image, lambda found: found.digest in in_use())
+        await asyncio.to_thread(call.engine.images.remove, image, lambda found: found.digest in in_use())
     return reply({})
 
 
@@ -164,7 +164,7 @@ OPERATIONS = (
         path="/images",
         tag="images",
         verb="read",
-        summary="List images, and what can be built",
+        summary="List images and definitions",
         handler=list_images,
         answer=schemas.Images,
         answer_example={"images": [EXAMPLE], "definitions": ["dev"]},
@@ -176,8 +176,8 @@ OPERATIONS = (
         tag="images",
         verb="images",
         summary="Build an image from its definition",
-        text="Tells how far it is, one JSON object a line; the last has the `image`, or the `error`. If the "
-        "connection breaks, the build ends.",
+        text="Reports progress, one JSON object a line; the last has the `image`, or the `error`. If the "
+        "connection breaks, the build is canceled.",
         handler=build_image,
         body=Build,
         body_example={"name": "dev"},
@@ -192,11 +192,11 @@ OPERATIONS = (
         path="/images/import",
         tag="images",
         verb="images",
-        summary="Make an image from an archive",
+        summary="Import an image from an archive",
         text="A tar of a root filesystem, an OCI layout, or what `docker save` writes; compressed or not. Answers "
         "as `build_image` does.",
         handler=import_image,
-        query=(Parameter("name", "string", "What it shall be called.", required=True, example="mine"),),
+        query=(Parameter("name", "string", "Name of the image.", required=True, example="mine"),),
         uploads=(OCTETS, TAR),
         body_example="@rootfs.tar",
         answer=schemas.Progress,

@@ -86,7 +86,7 @@ OPERATIONS = (
         path="/metrics",
         tag="daemon",
         verb="admin",
-        summary="What it has counted, for Prometheus",
+        summary="Metrics in the Prometheus text format",
         text="The latency of each operation is in `skerry_request_seconds`; of one environment, `usage` tells more. "
         "All tenants are in these numbers.",
         handler=metrics,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from starlette.types import Receive, Scope
 
-from skerry.daemon.auth import Gate
+from skerry.daemon.auth import Authenticator
 from skerry.daemon.http.readiness import Readiness
 from skerry.daemon.http.requests import Body, read_raw
 from skerry.daemon.metrics import Metrics
@@ -50,13 +50,13 @@ IN_EXECUTION = (*IN_ENVIRONMENT, ExecutionNotFound)
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What the operations work on. `stop` makes the daemon end after the answer has been sent."""
+    """The parts of the daemon that operations use. `stop` ends the daemon after the response is sent."""
 
     manager: EnvironmentManager
     code: Code
-    store: ImageStore
-    database: Store
-    gate: Gate
+    images: ImageStore
+    store: Store
+    authenticator: Authenticator
     home: Home
     readiness: Readiness
     metrics: Metrics

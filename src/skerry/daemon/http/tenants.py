@@ -71,12 +71,12 @@ async def create_token(call: Call, body: NewToken) -> Response:
         _tell(call, tx, "token.create", told)
         return token, text
 
-    token, text = await call.engine.database.write(work)
+    token, text = await call.engine.store.write(work)
     return reply({**_shown(token), "token": text}, 201)
 
 
 async def list_tokens(call: Call, tenant: str) -> Response:
-    found = await call.engine.database.read(lambda tx: tokens.find(tx, tenant=tenant or None))
+    found = await call.engine.store.read(lambda tx: tokens.find(tx, tenant=tenant or None))
     return reply({"tokens": [_shown(token) for token in found]})
 
 
@@ -89,17 +89,15 @@ async def revoke_token(call: Call, token_id: str) -> Response:
         _tell(call, tx, "token.revoke", {"id": found.id, "name": found.name, "tenant": found.tenant})
         return True
 
-    if not await call.engine.database.write(work):
+    if not await call.engine.store.write(work):
         raise NotFound(f"no token {token_id!r}", hint="`skerry token ls` lists them")
-    call.engine.gate.revoked(token_id)
+    call.engine.authenticator.revoked(token_id)
     return reply({})
 
 
 async def get_quota(call: Call, tenant: str) -> Response:
     _check_sees(call.caller, tenant)
-    quota, used = await call.engine.database.read(
-        lambda tx: (quotas.get(tx, tenant), quotas.in_use(tx, tenant))
-    )
+    quota, used = await call.engine.store.read(lambda tx: (quotas.get(tx, tenant), quotas.in_use(tx, tenant)))
     return reply(_quota(call, quota, used))
 
 
@@ -114,7 +112,7 @@ async def set_quota(call: Call, tenant: str, body: NewQuota) -> Response:
         _tell(call, tx, "quota.set", asdict(quota))
         return quotas.in_use(tx, tenant)
 
-    return reply(_quota(call, quota, await call.engine.database.write(work)))
+    return reply(_quota(call, quota, await call.engine.store.write(work)))
 
 
 def _check_sees(caller: Caller, tenant: str) -> None:
@@ -175,7 +173,7 @@ OPERATIONS = (
         path="/tokens",
         tag="tenants",
         verb="admin",
-        summary="Make a token",
+        summary="Create a token",
         text="Its text is in this answer and nowhere else. Without `verbs` it allows "
         + ", ".join(f"`{verb}`" for verb in DEFAULT_VERBS)
         + ".",
@@ -194,7 +192,7 @@ OPERATIONS = (
         tag="tenants",
         verb="admin",
         summary="List tokens",
-        text="Also those that have expired or were revoked; never their text.",
+        text="Includes expired and revoked tokens; never their text.",
         handler=list_tokens,
         query=(Parameter("tenant", "string", "Only those of this tenant.", default="", example="acme"),),
         answer=schemas.Tokens,
@@ -208,7 +206,7 @@ OPERATIONS = (
         tag="tenants",
         verb="admin",
         summary="Revoke a token",
-        text="Every request and stream that is under way with it is cut. Revoking one again is fine.",
+        text="Ends every request and stream that uses it. Revoking a revoked token succeeds.",
         handler=revoke_token,
         answer=schemas.Nothing,
         answer_example={},
@@ -220,8 +218,8 @@ OPERATIONS = (
         path="/quotas/{tenant}",
         tag="tenants",
         verb="read",
-        summary="What a tenant may have, and has",
-        text="null: as much as there is.",
+        summary="Show quota and usage of a tenant",
+        text="null: unlimited.",
         handler=get_quota,
         answer=schemas.QuotaDetails,
         answer_example=QUOTA,
@@ -233,8 +231,8 @@ OPERATIONS = (
         path="/quotas/{tenant}",
         tag="tenants",
         verb="admin",
-        summary="Set what a tenant may have",
-        text="Environments that it has already stay.",
+        summary="Set the quota of a tenant",
+        text="Existing environments are not affected.",
         handler=set_quota,
         body=NewQuota,
         body_example={"environments": 20, "cpus": 8, "memory": "16g", "disk": "100g"},

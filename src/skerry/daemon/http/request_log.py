@@ -1,4 +1,4 @@
-"""What is told of every request: to the metrics, and to the log if it changes something or fails."""
+"""Metrics of every request, and a log line for those that change something or fail."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from skerry.manager.caller import Caller
 log = structlog.get_logger(component="daemon")
 
 
-class Telling:
-    """One request, from its arrival to the end of its answer.
+class RequestLog:
+    """One request, from its arrival to the end of its response.
 
-    The log has ids, names and numbers: no command, no variable, no token. It says nothing here of callers that are not
-    known, who could ask a lot.
+    The log contains ids, names and numbers: no command, no variable, no token. Unauthenticated requests are not logged:
+    a flood of them would fill the disk.
     """
 
     __slots__ = ("_began", "_metrics", "_status", "caller", "operation")
