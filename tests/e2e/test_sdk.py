@@ -81,8 +81,8 @@ def test_info_usage_heartbeat(env: skerry.Environment) -> None:
     assert info.enforced
     before = info.expires_at
     assert env.heartbeat(lifetime=info.lifetime * 2) > before
-    usage = env.usage()
-    assert usage.pids is None or usage.pids >= 1
+    (pids,) = [row for row in info.enforced if row["name"] == "pids"]
+    assert pids["enforced"] == (env.usage().pids is not None)
 
 
 def test_results(env: skerry.Environment) -> None:

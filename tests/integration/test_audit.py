@@ -212,7 +212,8 @@ def test_secrets_reach_the_process_and_nothing_else(daemon: Daemon, store_url: s
         ):
             status, _, answer = daemon.raw("POST", f"{base}/execute", body)
             assert status >= 400, body
-            assert SECRET not in answer.decode() or f"{SECRET}=" in body["secrets"]
+            if f"{SECRET}=" not in body["secrets"]:  # a name is no secret
+                assert SECRET not in answer.decode()
         assert SECRET not in json.dumps(daemon.call("GET", f"{base}/executions"))
     written = json.dumps(rows(daemon))
     if store_url.startswith("sqlite:"):

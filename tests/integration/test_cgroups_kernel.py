@@ -25,6 +25,7 @@ from skerry.host.cgroup_processes import pids_in
 from skerry.host.cgroups import Cgroup, CgroupManager
 from skerry.models import Enforcement
 from skerry.policy import MIB, Limits
+from tests import support
 
 pytestmark = pytest.mark.limits
 
@@ -88,7 +89,7 @@ def _clone_into(directory: str | None) -> int:
 def manager() -> Iterator[CgroupManager]:
     manager = CgroupManager.detect(PARENT)
     if manager.mode == "none":
-        pytest.skip(manager.reason)
+        support.missing(manager.reason)
     yield manager
     left = manager.list()
     for environment_id in left:

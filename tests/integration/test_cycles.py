@@ -157,7 +157,7 @@ def test_what_a_killed_daemon_left_is_removed_by_the_next(client: skerry.Client,
         pass
     fresh = belongings(home, client.version()["pid"])
     assert fresh["cgroups"] == fresh["processes"] == Counter()
-    assert cycle(client, "auto") >= 0
+    cycle(client, "auto")
 
 
 def is_alive(process: leaks.Process) -> bool:

@@ -23,7 +23,7 @@ from skerry.images.importer import import_archive
 from skerry.images.progress import Progress
 from skerry.images.store import Image, ImageStore
 from tests.integration.daemon import started
-from tests.support import folder_in_memory, require, temporary_home
+from tests.support import folder_in_memory, require, stop_daemon, temporary_home
 
 pytestmark = [pytest.mark.root, pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -94,12 +94,31 @@ def test_nothing_of_the_host_is_in_it(built: tuple[Image, list[Progress]]) -> No
 
 @pytest.mark.requirement("R36")
 def test_a_base_image_has_the_tools_of_the_trade(place: Path, built: tuple[Image, list[Progress]]) -> None:
+    has_the_tools(place)
+
+
+@pytest.mark.soak
+@pytest.mark.requirement("R36")
+@pytest.mark.timeout(1200)
+def test_shipped_dev_image_has_the_tools_of_the_trade() -> None:
+    """As `skerry image build dev` makes it, Go and its warm cache included."""
+    require("mmdebstrap")
+    with temporary_home(folder=folder_in_memory()) as home:
+        command = [sys.executable, "-m", "skerry.cli", "image", "build", "dev"]
+        env = {**os.environ, "SKERRY_HOME": str(home)}
+        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        stop_daemon(home)  # which the command has started
+        has_the_tools(home, "go version")
+
+
+def has_the_tools(home: Path, *more: str) -> None:
     programs = ("git", "python3", "pip", "node", "npm", "g++", "make", "tree")
     compiled = "echo 'int main(void) { return 7; }' > a.c && cc -o a a.c && ./a"
-    with started(place) as daemon:
+    with started(home) as daemon:
         environment = daemon.create(image="dev")
-        for program in programs:
-            assert daemon.execute(environment, [program, "--version"])["exit_code"] == 0, program
+        for command in (*(f"{program} --version" for program in programs), *more):
+            assert daemon.execute(environment, command)["exit_code"] == 0, command
         assert daemon.execute(environment, compiled)["exit_code"] == 7
         script = (
             "git init -q . && npm init -y && python3 -m venv .venv && .venv/bin/pip --version && tree -L 1"

@@ -25,6 +25,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 import skerry
 from skerry.tools import table
+from tests import support
 
 TRANSPORTS = ("stdio", "http")
 PNG = base64.b64decode(
@@ -548,7 +549,7 @@ INSPECTOR = Path(__file__).resolve().parents[2] / ".cache" / "inspector"
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_inspector(transport: str, home: Path, tmp_path: Path) -> None:
     if not (INSPECTOR / "installed").exists():
-        pytest.skip("npm could not install the inspector (scripts/setup_test_deps.sh)")
+        support.missing("npm could not install the inspector (scripts/setup_test_deps.sh)")
     programs = INSPECTOR / "node_modules" / ".bin"
     env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{programs}:{os.environ['PATH']}"}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import socket
 import stat
 import tempfile
@@ -22,6 +21,7 @@ import pytest
 
 from skerry.errors import InvalidRequest
 from skerry.host import plan
+from tests import support
 from tests.security.box import Boxes
 from tests.security.conftest import Mutate
 
@@ -429,8 +429,7 @@ PROGRAMS = [
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_that_read_proc_work(boxes: Boxes, mode: str, program: str) -> None:
     name = program.split()[0]
-    if shutil.which(name) is None:
-        pytest.skip(f"{name} is not installed")
+    support.require(name)
     done = boxes(mode).sh(f"{program} >/dev/null")
     assert (done.code, done.stderr) == (0, b"")
 

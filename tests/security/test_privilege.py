@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import struct
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import support
 from tests.security.box import Box, Boxes
 from tests.security.conftest import Mutate
 
@@ -169,9 +171,12 @@ def _euid_of_setuid(boxes: Boxes, **options: Any) -> str:
         return box.run(["/tmp/id", "-u"]).text
 
 
-@pytest.mark.parametrize("program", [["su", "-c", "id -u"], ["sudo", "-n", "id", "-u"], ["newgrp", "root"]])
+@pytest.mark.parametrize("program", [["su", "-c", "id -u"], ["newgrp", "root"], ["chfn", "-f", "x"]])
 def test_the_hosts_setuid_programs_give_nothing(boxes: Boxes, mode: str, program: list[str]) -> None:
-    done = boxes(mode).run(program, stdin=b"id -u\n")
+    path = Path(support.require(program[0])).resolve()
+    assert path.stat().st_mode & stat.S_ISUID, f"{path} is not setuid here"
+    assert boxes(mode).sh(f"[ -x {path} ]").code == 0
+    done = boxes(mode).run([str(path), *program[1:]], stdin=b"id -u\n")
     assert "0" not in done.text.split(), done
 
 

@@ -13,7 +13,6 @@ import errno
 import mmap
 import os
 import re
-import shutil
 import signal
 import struct
 import subprocess
@@ -24,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from skerry.host import seccomp
+from tests import support
 
 ARCH = os.uname().machine
 TABLE = Path(seccomp.__file__).parent / "profiles/syscalls" / f"{ARCH}.tbl"
@@ -436,9 +436,7 @@ def test_allowed_by_debug_alone(call: str, args: tuple[int, ...]) -> None:
 
 def run(profile: str, where: Path, *argv: str, exit_code: int = 0) -> str:
     """What a program prints that runs under a profile, in `where`. Skips if the machine does not have it."""
-    program = shutil.which(argv[0])
-    if program is None:
-        pytest.skip(f"no {argv[0]} here")
+    program = support.require(argv[0])
     compiled = seccomp.compile_profile(profile)
     done = subprocess.run(
         [program, *argv[1:]],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,13 @@ from tests.vm.machine import VirtualMachine
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 users = pytest.mark.parametrize("user", ["root", "tester"])
+
+OLD_KERNEL = "memory.peak cannot be reset before Linux 6.12"
+SKIPPED = {
+    "root": {OLD_KERNEL, "no blkio hierarchy of cgroups v1 here"},
+    "tester": {OLD_KERNEL, "becomes another user", "needs root"},
+}
+"""What the machine cannot show, by user."""
 
 PYTEST = """
 import sys
@@ -41,7 +49,7 @@ def test_nothing_is_missing(vm: VirtualMachine, user: str) -> None:
 
 @users
 def test_limits(vm: VirtualMachine, user: str) -> None:
-    """Every test of the suite that is marked `limits`."""
+    """Every test of the suite that is marked `limits` passes, but for those that are known to be skipped."""
     tests = Path(__file__).parent.parent
     files = [
         path
@@ -49,5 +57,11 @@ def test_limits(vm: VirtualMachine, user: str) -> None:
         if "mark.limits" in path.read_text() and path != Path(__file__)
     ]
     names = sorted(str(path.relative_to(tests.parent)) for path in files)
-    options = ["-m", "limits", "-p", "no:cacheprovider", "--durations=5"]
-    assert vm.run(["python3", "-c", PYTEST, *options, *names], user=user).returncode == 0
+    options = ["-m", "limits", "-p", "no:cacheprovider", "-rs"]
+    done = vm.run(["python3", "-c", PYTEST, *options, *names], user=user)
+    assert done.returncode == 0
+    skipped = set(re.findall(r"^SKIPPED \[\d+\] \S+: (.*)$", done.stdout, re.MULTILINE))
+    assert skipped == SKIPPED[user]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) > 70
