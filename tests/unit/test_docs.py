@@ -98,23 +98,6 @@ def test_glossary_gives_a_reason_for_each_class_name_used_twice() -> None:
     ] == []
 
 
-@pytest.mark.requirement("R114")
-@pytest.mark.parametrize(
-    ("title", "words"),
-    [
-        ("Layers", ("namespace", "capability sets", "seccomp", "network", "cgroups", "Landlock")),
-        ("Threat model", ("attacker", "Trusted", "In scope", "Out of scope")),
-        ("Practices", ("token", "limits", "lifetime", "secrets", "kernel")),
-        ("Incident response", ("skerry rm -f", "skerry logs", "skerry audit", "skerry token revoke")),
-    ],
-)
-def test_the_page_on_security_has_what_was_promised(title: str, words: tuple[str, ...]) -> None:
-    sections = dict(
-        re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
-    )
-    assert [word for word in words if word not in sections[title]] == []
-
-
 @pytest.mark.requirement("R89")
 def test_the_two_kinds_of_tests_have_a_door_each() -> None:
     for target, ends in (("test-unit", "-m pytest tests/unit"), ("test", "-m tests")):
