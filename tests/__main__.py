@@ -5,7 +5,8 @@ its own. What pytest prints goes to `.cache/tests/PART.log`; failures are shown 
 
 A test that fails beside others is run once more alone. It fails the run if it fails again, and is listed as unstable
 if it does not. A test that takes over 10 s and is not marked `soak` is treated in the same way: it fails if it takes
-over 10 s alone as well. Random histories are not repeated, as no two runs are alike.
+over 10 s alone as well, unless other work keeps the machine busy. Random histories are not repeated, as no two runs
+are alike.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ PROGRESS_SECONDS = 30.0
 POLL_SECONDS = 0.2
 LONGEST_SECONDS = 10.0
 """Of a test that is not marked `soak`."""
+BUSY_LOAD = 4.0 * len(os.sched_getaffinity(0))
+"""Processes that run at a time. Beyond it, on a machine with other work, durations say nothing and are only listed."""
 LOG_LINES = 30
 
 PROCESSES = 4
@@ -105,6 +108,7 @@ class Run:
 
     @property
     def slow(self) -> list[Result]:
+        """What took too long, though other work may be the reason if the machine is busy."""
         return [
             result
             for result in self.results
@@ -210,9 +214,10 @@ class Runner:
             final |= {(run.part.name, *key): result for key, result in run.numbered}
         failed_before = {key for key, result in final.items() if result.outcome == "failed"}
         unstable = []
+        busy = os.getloadavg()[0] > BUSY_LOAD
         for run in self.again:
             part = run.part.name.removesuffix("-again")
-            slow = {result.test for result in run.slow}
+            slow = set() if busy else {result.test for result in run.slow}
             for key, result in run.numbered:
                 if result.test in slow:
                     result.outcome = "failed"

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NO_NETWORK = ("No matching distribution found", "Could not find a version")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(180)
 def test_a_fresh_clone_runs(home: Path, tmp_path: Path) -> None:
     support.require("make")

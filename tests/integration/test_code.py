@@ -118,7 +118,7 @@ def test_an_operator_adds_a_language(daemon: Daemon) -> None:
         assert "no image 'away'" in listed["far"]["reason"]
         path.write_text("[awk]\nfile = 1\n")
         problem = daemon.call("POST", "/execute", {"language": "python", "code": ""}, expect=500)
-        assert problem["message"] == f"{path}: [awk] file is not a text"
+        assert problem["message"] == f"{path}: [awk] file must be a string, not 1"
     finally:
         path.unlink()
 

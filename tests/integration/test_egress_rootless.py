@@ -12,15 +12,17 @@ from tests.support import Nobody
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_egress_of_a_plain_user(as_nobody: Nobody) -> None:
+@pytest.mark.parametrize(
+    "pattern", ["test_egress_table.py", pytest.param("test_egress*.py", marks=pytest.mark.soak)]
+)
+def test_egress_of_a_plain_user(as_nobody: Nobody, pattern: str) -> None:
     # The machine's network is left before anything is begun; the user is root in the new one, as long as it is made.
     alone = ["unshare", "--user", "--map-root-user", "--net", "--"]
     shutil.copytree(REPOSITORY / "tests", as_nobody.home / "tests")
     shutil.copy(REPOSITORY / "pyproject.toml", as_nobody.home)
     here = Path(__file__)
-    files = [f"tests/integration/{path.name}" for path in here.parent.glob("test_egress*.py") if path != here]
+    files = [f"tests/integration/{path.name}" for path in here.parent.glob(pattern) if path != here]
     done = as_nobody.run(
         [*alone, as_nobody.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *sorted(files)],
         timeout=280,

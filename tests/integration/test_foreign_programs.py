@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from tests.integration.foreign import SUITES, Foreign, Suite
 
 AT_ONCE = 2
 SECONDS = 60.0
+FEW = [replace(suite, count=5) for suite in SUITES]
 WARM = ("python", "nodejs", "ruby", "php")
 """Those whose interpreters wait in pools."""
 _CHANGES = re.compile(r"0x[0-9a-f]+|\d+\.\d+(e-?\d+)?|(?<=\(node:)\d+")
@@ -120,10 +122,13 @@ async def differences(suite: Suite, daemons: list[Daemon]) -> list[str]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.requirement("R60", "R61", "R62", "R63", "R71", "F2")
-@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.language)
+@pytest.mark.parametrize(
+    "suite",
+    [*FEW, *(pytest.param(suite, marks=pytest.mark.soak) for suite in SUITES)],
+    ids=lambda suite: f"{suite.count} in {suite.language}",
+)
 def test_programs_of_others_do_inside_what_they_do_outside(suite: Suite, cold: Daemon, warm: Daemon) -> None:
     """Cold, and from a pool."""
     if len(suite.programs()) < suite.count:

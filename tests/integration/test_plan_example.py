@@ -35,7 +35,7 @@ def repository(folder: Path) -> None:
 
 
 @pytest.mark.requirement("R49", "F4")
-@pytest.mark.slow
+@pytest.mark.soak
 def test_clone_install_and_run(tmp_path: Path) -> None:
     if shutil.which("git") is None or shutil.which("npm") is None:
         support.missing("git and npm are needed")

@@ -12,7 +12,7 @@ from skerry.client.sync.environment import Environment
 from tests.integration.daemon import Daemon
 from tests.integration.mirrors import with_python_packages
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.root, pytest.mark.soak, pytest.mark.timeout(400)]
 
 
 @pytest.mark.requirement("F4")

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.timeout(100)
 ARCH = os.uname().machine
 NUMBERS = TABLES[ARCH]
 PROFILES = ("default", "strict", "debug", "filters")
+SWEPT = ("default", *(pytest.param(name, marks=pytest.mark.soak) for name in PROFILES[1:]))
+"""Trying every call takes seconds for each profile: `make test` does it for one."""
 MARK = 4000
 RETURN, ERRNO = 0x06, 0x00050000
 
@@ -97,7 +99,7 @@ def check(
     return wrong
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", SWEPT)
 def test_every_call(boxes: Boxes, mode: str, profile: str) -> None:
     calls = {
         name: (number, *ARGUMENTS.get(name, ())) for name, number in NUMBERS.items() if name not in SKIPPED
@@ -108,7 +110,7 @@ def test_every_call(boxes: Boxes, mode: str, profile: str) -> None:
         assert MARK not in outcomes(boxes(mode, without=["seccomp"]), list(padded.values()))
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", SWEPT)
 def test_numbers_that_no_table_knows(boxes: Boxes, mode: str, profile: str) -> None:
     gaps = set(range(1024)) - set(NUMBERS.values())
     numbers: dict[str, tuple[int, ...]] = {

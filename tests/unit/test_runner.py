@@ -72,6 +72,7 @@ def test_long_test_that_is_no_soak_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(runner, "LONGEST_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "BUSY_LOAD", 1e6)
     assert run(tmp_path, "def test_it(): pass", Part("part", (), short=True)) == 1
     assert "alone: make it shorter" in capfd.readouterr().out
     assert run(tmp_path, "def test_it(): pass", Part("part", ())) == 0
