@@ -13,7 +13,9 @@ import pytest
 
 from skerry.backends.base import Backend, Instance, InstanceSpec
 from skerry.errors import ExecutionNotFound, FileMissing
-from skerry.guest.channel import Channel, Exit, GuestProcess, GuestProcessInfo, Start
+from skerry.guest.channel import Channel, GuestProcessInfo
+from skerry.guest.process import Exit, GuestProcess
+from skerry.guest.start import Start
 from skerry.images.store import ImageStore
 from skerry.policy import MIB, Limits, Policy
 from tests.conformance.kinds import Kind

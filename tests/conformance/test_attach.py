@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from skerry.errors import ExecutionNotFound, GuestFailed
-from skerry.guest.channel import WINDOW, Channel
+from skerry.guest.channel import Channel
+from skerry.guest.frames import WINDOW
 from tests.conformance.harness import BIG, Box, expect, finish
 
 KEPT = 65536

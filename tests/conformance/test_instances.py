@@ -12,8 +12,9 @@ import pytest
 
 from skerry.errors import EnvironmentNotFound, GuestFailed, LaunchFailed, LimitReached
 from skerry.guest import frames
-from skerry.guest.channel import Channel, Start
+from skerry.guest.channel import Channel
 from skerry.guest.frames import Type
+from skerry.guest.start import Start
 from skerry.ids import new_id
 from skerry.policy import ISOLATIONS, MIB
 from tests.conformance.harness import ENV, LIMITS, Box, Site, eventually, expect, finish, needs

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from skerry.guest.channel import GuestProcess
+from skerry.guest.process import GuestProcess
 from skerry.policy import Limits
 from tests.conformance.harness import LIMITS, Box, Site, eventually, expect, finish, needs
 

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from skerry.errors import InvalidRequest
-from skerry.guest.channel import START_MAX, Start
+from skerry.guest.start import START_MAX, Start
 from tests.conformance.harness import ENV, Box, expect, finish
 
 ODD_ARGUMENTS = {

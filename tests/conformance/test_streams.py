@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from skerry.guest.channel import REPLIES, WINDOW
+from skerry.guest.frames import WINDOW
+from skerry.guest.process import REPLIES
 from tests.conformance.harness import BIG, Box, eventually, expect, feed, finish
 
 ALL_BYTES = bytes(range(256))

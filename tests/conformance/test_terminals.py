@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from skerry.guest.channel import WINDOW, GuestProcess
+from skerry.guest.frames import WINDOW
+from skerry.guest.process import GuestProcess
 from tests.conformance.harness import Box, eventually, expect, finish
 
 SIZE = (24, 80)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from skerry.backends.fake import FakeBackend
-from skerry.guest.channel import GuestProcess
+from skerry.guest.process import GuestProcess
 from tests import support
 from tests.conformance.harness import Box, Site, eventually, expect, finish
 from tests.conformance.kinds import KINDS

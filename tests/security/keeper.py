@@ -30,7 +30,9 @@ from skerry.backends.base import InstanceSpec
 from skerry.backends.namespace import NamespaceBackend
 from skerry.errors import SkerryError
 from skerry.guest import files
-from skerry.guest.channel import Channel, GuestProcess, Start
+from skerry.guest.channel import Channel
+from skerry.guest.process import GuestProcess
+from skerry.guest.start import Start
 from skerry.host import launcher, mounts, plan
 from skerry.host.launcher import Step
 from skerry.ids import new_id

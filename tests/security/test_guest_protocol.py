@@ -21,16 +21,10 @@ from skerry.errors import GuestFailed, InvalidRequest
 from skerry.fairness import SLICE
 from skerry.guest import channel as channel_module
 from skerry.guest import files, frames
-from skerry.guest.channel import (
-    FILES_AT_ONCE,
-    FRAMES_BETWEEN,
-    STDIN_WINDOW,
-    WINDOW,
-    Channel,
-    GuestProcess,
-    Start,
-)
-from skerry.guest.frames import HEADER, Type
+from skerry.guest.channel import FILES_AT_ONCE, FRAMES_BETWEEN, Channel
+from skerry.guest.frames import HEADER, WINDOW, Type
+from skerry.guest.process import STDIN_WINDOW, GuestProcess
+from skerry.guest.start import Start
 from skerry.manager.executions.commands import Command
 from skerry.models import Outcome
 from skerry.policy import Policy

@@ -12,7 +12,9 @@ from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.registry import Registry
 from skerry.errors import EnvironmentNotFound, GuestFailed, ImageNotFound, SkerryError
 from skerry.fairness import budget
-from skerry.guest.channel import Channel, Exit, GuestProcessInfo, Start
+from skerry.guest.channel import Channel, GuestProcessInfo
+from skerry.guest.process import Exit
+from skerry.guest.start import Start
 from skerry.host.network import Sockets
 from skerry.ids import new_id
 from skerry.images.store import Image, ImageStore

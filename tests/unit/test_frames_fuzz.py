@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 from skerry.errors import GuestFailed, SkerryError
 from skerry.fairness import Budget
-from skerry.guest import channel as channel_module
 from skerry.guest import files, frames
-from skerry.guest.channel import WINDOW, Channel, Exit, GuestProcess, Start
-from skerry.guest.frames import PAYLOAD_MAX, Frame, Parser, ProtocolError, Type
+from skerry.guest.channel import Channel
+from skerry.guest.errors import reported_error
+from skerry.guest.frames import PAYLOAD_MAX, WINDOW, Frame, Parser, ProtocolError, Type
+from skerry.guest.process import Exit, GuestProcess
 from skerry.guest.records import parse_stat
+from skerry.guest.start import Start
 from skerry.models import FileInfo
 
 words = st.sampled_from([0, 1, 2, 5, 255, 256, 65536, PAYLOAD_MAX, 1 << 31, 0xFFFFFFFF]) | st.integers(
@@ -207,7 +209,7 @@ def test_arbitrary_frames_at_arbitrary_moments(
 
 @given(st.binary(max_size=300), st.sampled_from(["file", "execution"]))
 def test_errors_are_errors(payload: bytes, what: str) -> None:
-    error = channel_module._error(payload, what)
+    error = reported_error(payload, what)
     assert isinstance(error, SkerryError)
     assert len(error.message) < 1000
 

@@ -21,7 +21,7 @@ from skerry.errors import (
     SessionNotFound,
     StoreUnavailable,
 )
-from skerry.guest.channel import REPLIES
+from skerry.guest.process import REPLIES
 from skerry.host.network import Sockets
 from skerry.manager.clock import boot_id, since_boot
 from skerry.manager.environments import recovery

@@ -16,7 +16,8 @@ import pytest
 import uvloop
 
 from skerry.errors import LaunchFailed
-from skerry.guest.channel import Exit, Start
+from skerry.guest.process import Exit
+from skerry.guest.start import Start
 from skerry.manager.pools.interpreters import PrestartedInterpreter, prestart
 
 START = Start(argv=["interpreter"])

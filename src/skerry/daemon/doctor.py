@@ -27,7 +27,8 @@ from skerry.backends.base import InstanceSpec
 from skerry.backends.namespace import NamespaceBackend
 from skerry.daemon.watchdog import STALL
 from skerry.errors import SkerryError
-from skerry.guest.channel import Channel, Start
+from skerry.guest.channel import Channel
+from skerry.guest.start import Start
 from skerry.host import plan, seccomp
 from skerry.host.cgroups import CgroupManager
 from skerry.host.launcher import Helper, try_steps

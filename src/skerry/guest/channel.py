@@ -8,46 +8,25 @@ frames take is shared out. What it says about exit codes is all there is; what i
 from __future__ import annotations
 
 import asyncio
-import errno
 import itertools
-import os
 import socket
 import struct
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar, cast
 
-from skerry.errors import (
-    Busy,
-    Conflict,
-    DiskFull,
-    ExecutionNotFound,
-    FileConflict,
-    FileDenied,
-    FileMissing,
-    GuestFailed,
-    InvalidRequest,
-    LimitReached,
-    PathOutside,
-    SkerryError,
-)
+from skerry.errors import Conflict, GuestFailed, SkerryError
 from skerry.fairness import SLICE, budget
 from skerry.guest import frames
-from skerry.guest.frames import Flag, Frame, ProtocolError, Tag, Type
+from skerry.guest.errors import path_bytes, printable, reported_error
+from skerry.guest.frames import WINDOW, Flag, Frame, ProtocolError, Tag, Type
+from skerry.guest.process import GuestProcess, retrieve
 from skerry.guest.records import parse_stat
-from skerry.guest.shells import with_context
+from skerry.guest.start import Start
 from skerry.models import FileInfo
 
-WINDOW = 256 * 1024
-"""Bytes of output of one stream that may be under way: what a slow reader can cost the daemon."""
-STDIN_WINDOW = 65536
-REPLIES = 3
-"""The stream of a program that was started with `replies`, beside 1 (stdout) and 2 (stderr)."""
 READ_MAX = frames.PAYLOAD_MAX
 WRITE_MAX = 120 * 1024
-START_MAX = frames.PAYLOAD_MAX
 HANDSHAKE_SECONDS = 20.0
 ANSWER_SECONDS = 60.0
 """However busy its environment is, a guest that has not answered by then is broken."""
@@ -60,9 +39,6 @@ USELESS_MAX = 100_000
 """Frames that nobody waits for, from one request of ours to the next. A few are normal when callers go away."""
 UNREAD_MAX = 32 << 20
 """Bytes on their way to a guest: one that lets more pile up does not read."""
-SMALL, PIECES_MAX = 4096, 64
-"""Pieces of output below this size are put together while they wait: neighbours always; if more than so many pieces
-wait, also those of one stream with others of the other in between."""
 FILES_AT_ONCE = 16
 """Requests for files that wait for their answers: a guest ends the connection when 64 answers of files wait in it."""
 PROCESSES_MAX = 2049
@@ -71,78 +47,6 @@ REQUESTS = 1 << 31
 """Ids below this are executions', which an earlier connection may have given; those above are requests'."""
 
 _T = TypeVar("_T")
-_EXIT = struct.Struct("<iIQQQQQ")
-_STARTED = struct.Struct("<IQQ")
-
-
-@dataclass(slots=True)
-class Start:
-    """What to run: an argv, a command for a stateful shell, or one of the guest's applets."""
-
-    argv: list[str] | None = None
-    command: str | None = None
-    shell: str = ""
-    applet: str | None = None
-    cwd: str | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    """The whole environment of a program; of a shell, when this is its first command."""
-    exports: dict[str, str] = field(default_factory=dict)
-    """For a shell's command: exported before it, and from then on."""
-    uid: int | None = None
-    """None: the environment's own user."""
-    stdin: bool = False
-    pty: tuple[int, int] | None = None
-    output_limit: int | None = None
-    keep: bool = False
-    replies: bool = False
-    """Whether its descriptor 9 is a third stream, of which a piece comes behind all output that was written before."""
-
-    def encode(self) -> bytes:
-        """The payload of START. Raises InvalidRequest when it is too large or holds a NUL."""
-        if self.shell and self.command is not None:
-            command = with_context(self.command, self.cwd, self.exports)
-            parts = [(Tag.SHELL, self.shell), (Tag.COMMAND, command)]
-        else:
-            parts = [(Tag.ARG, argument) for argument in self.argv or []]
-            if self.cwd is not None:
-                parts.append((Tag.CWD, self.cwd))
-        if self.applet is not None:
-            parts.append((Tag.APPLET, self.applet))
-        parts += [(Tag.ENV, f"{name}={value}") for name, value in self.env.items()]
-        pieces = []
-        for tag, text in parts:
-            data = text.encode("utf-8", "surrogateescape")
-            if b"\0" in data:
-                raise InvalidRequest("a command, its arguments and its environment cannot hold a NUL byte")
-            pieces.append(frames.field(tag, data))
-        flags = Flag.STDIN * self.stdin | Flag.PTY * (self.pty is not None) | Flag.KEEP * self.keep
-        flags |= Flag.REPLIES * self.replies
-        pieces.append(frames.field(Tag.FLAGS, struct.pack("<I", flags)))
-        if self.uid is not None:
-            pieces.append(frames.field(Tag.USER, struct.pack("<II", self.uid, self.uid)))
-        pieces.append(frames.field(Tag.CREDIT, struct.pack("<I", WINDOW)))
-        if self.pty is not None:
-            pieces.append(frames.field(Tag.WINSIZE, struct.pack("<HH", *self.pty)))
-        if self.output_limit is not None:
-            pieces.append(frames.field(Tag.LIMIT, struct.pack("<Q", self.output_limit)))
-        payload = b"".join(pieces)
-        if len(payload) > START_MAX:
-            raise InvalidRequest(
-                f"the command with its environment takes {len(payload)} bytes, more than {START_MAX}",
-                hint="write long scripts or data to a file first and run that",
-            )
-        return payload
-
-
-class Exit(NamedTuple):
-    """How an execution ended, in the guest's words."""
-
-    code: int
-    signal: int | None
-    stdout_size: int
-    stderr_size: int
-    cpu_seconds: float
-    max_rss: int
 
 
 class GuestProcessInfo(NamedTuple):
@@ -155,202 +59,6 @@ class GuestProcessInfo(NamedTuple):
     name: str
 
 
-class GuestProcess:
-    """One execution, as seen through the channel that started it or attached to it."""
-
-    def __init__(self, channel: Channel, id_: int, *, attaching: bool = False, replies: bool = False) -> None:
-        self.id = id_
-        self.pid = 0
-        self._channel = channel
-        self._attaching = attaching
-        """What comes before the answer to an attach is meant for somebody else."""
-        loop = channel.loop
-        self._started: asyncio.Future[None] = loop.create_future()
-        self.exit: asyncio.Future[Exit] = loop.create_future()
-        """How it ended, once it has."""
-        self._killed: asyncio.Future[None] | None = None
-        self._output: deque[tuple[int, bytes | bytearray]] = deque()
-        self._tails: dict[int, bytearray] = {}
-        """The last waiting piece of each stream, if it is a small one."""
-        self._credit = {1: WINDOW, 2: WINDOW} | ({REPLIES: WINDOW} if replies else {})
-        """What the guest may still send of each stream."""
-        self._taken = dict.fromkeys(self._credit, 0)
-        """What was taken since the guest was last given credit for it."""
-        self._waiter: asyncio.Future[None] | None = None
-        self._stdin_credit = STDIN_WINDOW
-        self._stdin_waiter: asyncio.Future[None] | None = None
-        self._stdin_turn = asyncio.Lock()
-        for future in (self._started, self.exit):
-            future.add_done_callback(_retrieve)
-
-    async def output(self) -> AsyncIterator[tuple[int, bytes]]:
-        """(1, 2 or REPLIES, bytes) as they come. Taking them lets the guest send as much again."""
-        while True:
-            while self._output:
-                stream, data = self._output.popleft()
-                if self._tails.get(stream) is data:
-                    del self._tails[stream]
-                yield stream, bytes(data)
-                self._taken[stream] += len(data)
-                if self._taken[stream] >= WINDOW // 4 and not self.exit.done():
-                    self._grant(stream)
-            if self.exit.done():
-                return
-            self._waiter = self._channel.loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-
-    def _grant(self, stream: int) -> None:
-        size, self._taken[stream] = self._taken[stream], 0
-        self._credit[stream] += size
-        self._channel.send(Type.CREDIT, self.id, struct.pack("<BI", stream, size))
-
-    async def wait(self) -> Exit:
-        """How it ended. Raises GuestFailed when the guest went away first."""
-        return await asyncio.shield(self.exit)
-
-    async def write(self, data: bytes | bytearray) -> None:
-        """Send input; waits while the program does not take it. Input after its end is dropped."""
-        view = memoryview(data)
-        async with self._stdin_turn:
-            while view and not self.exit.done():
-                while self._stdin_credit <= 0 and not self.exit.done():
-                    self._stdin_waiter = self._channel.loop.create_future()
-                    await self._stdin_waiter
-                piece = view[: min(self._stdin_credit, STDIN_WINDOW)]
-                self._stdin_credit -= len(piece)
-                self._channel.send(Type.STDIN, self.id, bytes(piece))
-                view = view[len(piece) :]
-
-    async def close_stdin(self) -> None:
-        """Its end, after all that is being written."""
-        async with self._stdin_turn:
-            if not self.exit.done():
-                self._channel.send(Type.STDIN, self.id)
-
-    def signal(self, number: int) -> None:
-        self._channel.send(Type.SIGNAL, self.id, struct.pack("<I", number))
-
-    def resize(self, rows: int, cols: int) -> None:
-        self._channel.send(Type.RESIZE, self.id, struct.pack("<HH", rows, cols))
-
-    async def kill(self) -> None:
-        """Kill it with everything that it started; returns when nothing of it lives. Raises GuestFailed."""
-        if self._killed is None:
-            self._channel.check_open()
-            self.begin_kill()
-        await asyncio.shield(cast("asyncio.Future[None]", self._killed))
-
-    def begin_kill(self) -> None:
-        """Kill it, also when nobody waits: a guest that does not confirm it in time is given up."""
-        self._killed = self._channel.loop.create_future()
-        self._killed.add_done_callback(_retrieve)
-        self._channel.expect(self._killed)
-        self._channel.adopt(self)
-        self._channel.send(Type.KILL, self.id)
-
-    def forget(self) -> None:
-        """Let the guest drop what it keeps of an ended execution."""
-        self._channel.drop(self.id)
-
-    # What the guest said; called by the channel.
-
-    def on_frame(self, frame: Frame) -> bool:
-        """Whether it was of any use."""
-        if self._attaching and frame.type not in (Type.STARTED, Type.ERROR):
-            return False
-        if frame.type == Type.OUTPUT:
-            return self._on_output(frame.payload)
-        if frame.type == Type.STARTED:
-            if len(frame.payload) != _STARTED.size:
-                raise ProtocolError("STARTED of the wrong size")
-            self.pid = _STARTED.unpack(frame.payload)[0]
-            self._attaching = False
-            return _resolve(self._started, None)
-        if frame.type == Type.EXIT:
-            return self._on_exit(frame.payload)
-        if frame.type == Type.STDIN_CREDIT:
-            if len(frame.payload) != 4:
-                raise ProtocolError("STDIN_CREDIT of the wrong size")
-            before, more = self._stdin_credit, struct.unpack("<I", frame.payload)[0]
-            self._stdin_credit = min(STDIN_WINDOW, before + more)
-            self._wake_stdin()
-            return self._stdin_credit > before
-        if frame.type == Type.KILLED:
-            return self._killed is not None and _resolve(self._killed, None)
-        if frame.type == Type.ERROR:
-            self.fail(_error(frame.payload, "execution"))
-            return True
-        raise ProtocolError(f"a frame of type {frame.type} for an execution")
-
-    def _on_exit(self, payload: bytes) -> bool:
-        if len(payload) != _EXIT.size:
-            raise ProtocolError("EXIT of the wrong size")
-        code, signal, out, err, user, system, rss = _EXIT.unpack(payload)
-        if not 0 <= code <= 255 or signal > 64:
-            raise ProtocolError("EXIT with an impossible code")
-        _resolve(self._started, None)
-        end = Exit(code, signal or None, out, err, (user + system) / 1e6, rss * 1024)
-        first = _resolve(self.exit, end)
-        self._wake()
-        return first
-
-    def _on_output(self, payload: bytes) -> bool:
-        stream, size = (payload[0] if payload else 0), len(payload) - 1
-        if stream not in self._credit:
-            raise ProtocolError("output of an unknown stream")
-        self._credit[stream] -= size
-        if self._credit[stream] < 0:
-            raise ProtocolError("more output than was granted")
-        if not size or self.exit.done():
-            return False
-        tail = self._tails.get(stream)
-        if tail is not None and len(tail) < SMALL and self._may_extend(stream):
-            tail += memoryview(payload)[1:]
-        elif size < SMALL:
-            self._tails[stream] = tail = bytearray(payload[1:])
-            self._output.append((stream, tail))
-        else:
-            self._tails.pop(stream, None)
-            self._output.append((stream, payload[1:]))
-        if self._waiter is not None:
-            _resolve(self._waiter, None)
-        return True
-
-    def _may_extend(self, stream: int) -> bool:
-        """Whether more of this stream may go to its last waiting piece. A reply never overtakes output."""
-        return self._output[-1][0] == stream or (len(self._output) >= PIECES_MAX and stream != REPLIES)
-
-    def fail(self, error: SkerryError) -> None:
-        for future in (self._started, self.exit, self._killed):
-            if future is not None and not future.done():
-                future.set_exception(error)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None:
-            _resolve(self._waiter, None)
-        self._wake_stdin()
-
-    def _wake_stdin(self) -> None:
-        if self._stdin_waiter is not None:
-            _resolve(self._stdin_waiter, None)
-
-    async def started(self) -> None:
-        await self._started
-
-    @property
-    def exited(self) -> bool:
-        return self.exit.done()
-
-    @property
-    def settled(self) -> bool:
-        """Nothing more is expected from the guest about it."""
-        return self.exit.done() and (self._killed is None or self._killed.done())
-
-
 class Channel(asyncio.Protocol):
     """The connection. Made by `open()` or `begin()`; when it is gone, `closed` is done with the reason."""
 
@@ -360,7 +68,7 @@ class Channel(asyncio.Protocol):
         self._error: SkerryError | None = None
         """The reason, if it is not the guest's fault."""
         self._hello: asyncio.Future[None] = loop.create_future()
-        self._hello.add_done_callback(_retrieve)
+        self._hello.add_done_callback(retrieve)
         self._transport: asyncio.Transport | None = None
         self._parser = frames.Parser()
         self._incoming: Iterator[Frame] = iter(())
@@ -446,9 +154,6 @@ class Channel(asyncio.Protocol):
         if (before := self._processes.get(process_id)) is not None:
             before.fail(GuestFailed("somebody else has attached to the execution"))
         process = GuestProcess(self, process_id, attaching=True)
-        # The replay comes on top of the fresh window.
-        process._credit = {1: WINDOW + 65536, 2: WINDOW + 65536}
-        process._stdin_credit = 0  # the guest says how much it takes
         self._processes[process_id] = process
         self.send(Type.ATTACH, process_id, struct.pack("<I", WINDOW))
         try:
@@ -598,7 +303,7 @@ class Channel(asyncio.Protocol):
         future: asyncio.Future[bytes] = self.loop.create_future()
 
         def done(_: asyncio.Future[bytes]) -> None:
-            _retrieve(future)
+            retrieve(future)
             del self._requests[id_]
             answered()
 
@@ -671,7 +376,7 @@ class Channel(asyncio.Protocol):
         if frame.type in (Type.RESULT, Type.PONG):
             request.set_result(frame.payload)
         elif frame.type == Type.ERROR:
-            request.set_exception(_error(frame.payload, "file"))
+            request.set_exception(reported_error(frame.payload, "file"))
         else:
             raise ProtocolError(f"an answer of type {frame.type}")
         return True
@@ -697,114 +402,3 @@ class Channel(asyncio.Protocol):
 def _handle(number: int, flags: int = 0) -> bytes:
     fields = frames.field(Tag.FLAGS, struct.pack("<I", flags))
     return fields + frames.field(Tag.HANDLE, struct.pack("<I", number)) if number else fields
-
-
-def path_bytes(path: str) -> bytes:
-    """A caller's path for the wire. Raises InvalidRequest for what no path can be."""
-    data = path.encode("utf-8", "surrogateescape")
-    if not data:
-        raise InvalidRequest("the path is empty", hint="use '.' for the workspace itself")
-    if b"\0" in data:
-        raise InvalidRequest(f"the path {printable(path)} holds a NUL byte")
-    if len(data) > 4095:
-        raise InvalidRequest(f"the path is {len(data)} bytes long", hint="paths have at most 4095 bytes")
-    return data
-
-
-def printable(path: str) -> str:
-    """A path for messages: quoted, with control characters and odd bytes escaped."""
-    return ascii(path) if any(not c.isprintable() for c in path) else f"'{path}'"
-
-
-def _resolve(future: asyncio.Future[_T], value: _T) -> bool:
-    """Whether it was still open."""
-    if future.done():
-        return False
-    future.set_result(value)
-    return True
-
-
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    """Mark an exception as seen: whoever awaited the future may have gone."""
-    if not future.cancelled():
-        future.exception()
-
-
-_FILE_ERRORS: dict[int, tuple[type[SkerryError], str, str]] = {
-    errno.ENOENT: (FileMissing, "{path} does not exist", ""),
-    errno.ENOTDIR: (FileConflict, "a part of {path} is not a directory", ""),
-    errno.EISDIR: (FileConflict, "{path} is a directory", ""),
-    errno.EEXIST: (FileConflict, "{path} exists already", ""),
-    errno.ENOTEMPTY: (FileConflict, "{path} is not empty", "ask for a recursive removal"),
-    errno.EBUSY: (FileConflict, "{path} cannot be replaced or removed", ""),
-    errno.ENXIO: (
-        FileConflict,
-        "{path} is not a regular file",
-        "pipes, sockets and devices are not read or written",
-    ),
-    errno.ENOTSUP: (
-        FileConflict,
-        "{path} cannot be moved to another file system",
-        "copy it, and remove the original",
-    ),
-    errno.EXDEV: (PathOutside, "{path} leads outside of /workspace and /tmp", "use a path below /workspace"),
-    errno.ELOOP: (FileConflict, "{path} has too many symlinks", ""),
-    errno.EACCES: (FileDenied, "{path}: permission denied", ""),
-    errno.EPERM: (FileDenied, "{path}: not permitted", ""),
-    errno.EROFS: (FileDenied, "{path} is read-only", "write below /workspace or /tmp"),
-    errno.ENOSPC: (
-        DiskFull,
-        "no space left for {path}",
-        "remove files, or create the environment with more disk",
-    ),
-    errno.EDQUOT: (
-        DiskFull,
-        "no space left for {path}",
-        "remove files, or create the environment with more disk",
-    ),
-    errno.EMFILE: (
-        Busy,
-        "{path}: too many files are being read and written in this environment",
-        "try again later",
-    ),
-    errno.EFBIG: (DiskFull, "{path} would be larger than the disk limit", ""),
-    errno.ENAMETOOLONG: (InvalidRequest, "a name in {path} is too long", "names have at most 255 bytes"),
-    errno.EINVAL: (InvalidRequest, "{path} is not a valid path", ""),
-}
-
-
-def file_error(number: int, text: str) -> SkerryError:
-    """The exception for a failed file operation; '{path}' in its message stands for the path."""
-    cls, message, hint = _FILE_ERRORS.get(number, (GuestFailed, "{path}: " + text, ""))
-    return cls(message, hint=hint)
-
-
-def _error(payload: bytes, what: str) -> SkerryError:
-    if len(payload) < 4:
-        return GuestFailed("the guest sent a malformed error")
-    number = struct.unpack_from("<I", payload)[0]
-    text = payload[4:204].decode(errors="replace")
-    if what == "file":
-        return file_error(number, text)
-    reason = os.strerror(number) if number < 4096 else str(number)
-    if number == errno.EBUSY:
-        return Busy("the shell is running another command")
-    if number == errno.ESRCH:
-        return ExecutionNotFound("no such execution runs in this environment")
-    if number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC):
-        return LimitReached(
-            f"the environment cannot start another process: {text}: {reason}",
-            hint="end something in it, or create it with higher limits (pids, memory)",
-        )
-    if text == "working directory":
-        return InvalidRequest(f"the working directory cannot be used: {reason}")
-    if text == "user":
-        return InvalidRequest(
-            f"this user cannot be used here: {reason}",
-            hint="without root on the host there is only 'appuser'",
-        )
-    if number == errno.ENAMETOOLONG:
-        return InvalidRequest("the shell's name is too long", hint="at most 31 bytes")
-    if number == errno.EEXIST:
-        return Conflict(text)
-    return GuestFailed(f"the guest could not start it: {text}: {reason}")

@@ -15,18 +15,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 
 from skerry.errors import FileConflict, GuestFailed, InvalidRequest, SkerryError
 from skerry.fairness import budget
-from skerry.guest.channel import (
-    READ_MAX,
-    WRITE_MAX,
-    Channel,
-    GuestProcess,
-    Start,
-    file_error,
-    path_bytes,
-    printable,
-)
+from skerry.guest.channel import READ_MAX, WRITE_MAX, Channel
+from skerry.guest.errors import file_error, path_bytes, printable
 from skerry.guest.frames import Flag
+from skerry.guest.process import GuestProcess
 from skerry.guest.records import name_of, parse_stat
+from skerry.guest.start import Start
 from skerry.models import FileEvent, FileInfo
 
 RECORD_MAX = 70_000

@@ -18,6 +18,8 @@ from typing import NamedTuple
 VERSION = 1
 PAYLOAD_MAX = 128 * 1024
 HEADER = struct.Struct("<IBI")
+WINDOW = 256 * 1024
+"""Bytes of output of one stream that may be under way: what a slow reader can cost the daemon."""
 
 
 class ProtocolError(Exception):

@@ -14,7 +14,7 @@ from secrets import token_hex
 from typing import Any
 
 from skerry.errors import InvalidRequest, LimitReached
-from skerry.guest.channel import START_MAX
+from skerry.guest.start import START_MAX
 
 PIECE = 16 << 10
 """Bytes that are parsed in one step."""

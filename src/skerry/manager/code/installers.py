@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from skerry.errors import InstallFailed
-from skerry.guest.channel import printable
+from skerry.guest.errors import printable
 
 REQUIREMENTS_MAX = 100
 REQUIREMENT_MAX = 250

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from skerry.errors import InvalidRequest, PathOutside
-from skerry.guest.channel import printable
+from skerry.guest.errors import printable
 from skerry.languages import Language
 from skerry.manager.executions.commands import OUTPUT_LIMIT
 from skerry.policy import MIB, Limits, Policy, seconds

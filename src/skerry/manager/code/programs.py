@@ -18,7 +18,9 @@ import structlog
 from skerry.backends.base import Layer
 from skerry.errors import QuotaExceeded, SkerryError, stopping
 from skerry.failpoints import hit
-from skerry.guest.channel import Channel, GuestProcess, Start
+from skerry.guest.channel import Channel
+from skerry.guest.process import GuestProcess
+from skerry.guest.start import Start
 from skerry.images.store import Image, ImageStore
 from skerry.languages import Language, Languages
 from skerry.manager.caller import Caller

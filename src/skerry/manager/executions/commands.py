@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from skerry.egress.presets import install_variables
 from skerry.errors import InvalidRequest
-from skerry.guest.channel import START_MAX, Start
+from skerry.guest.start import START_MAX, Start
 from skerry.policy import MIB, seconds
 
 if TYPE_CHECKING:

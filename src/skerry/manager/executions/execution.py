@@ -18,7 +18,9 @@ from skerry.errors import (
     stopping,
 )
 from skerry.failpoints import hit
-from skerry.guest.channel import Channel, Exit, GuestProcess, Start
+from skerry.guest.channel import Channel
+from skerry.guest.process import Exit, GuestProcess
+from skerry.guest.start import Start
 from skerry.manager.audit.acts import Digest
 from skerry.manager.caller import Caller
 from skerry.manager.clock import since_boot

@@ -14,7 +14,9 @@ import os
 from dataclasses import dataclass, replace
 
 from skerry.errors import LaunchFailed, SkerryError
-from skerry.guest.channel import Channel, GuestProcess, Start
+from skerry.guest.channel import Channel
+from skerry.guest.process import GuestProcess
+from skerry.guest.start import Start
 
 
 @dataclass(eq=False, slots=True)

@@ -31,7 +31,9 @@ from skerry.errors import (
     stopping,
 )
 from skerry.failpoints import hit
-from skerry.guest.channel import Channel, Exit, Start
+from skerry.guest.channel import Channel
+from skerry.guest.process import Exit
+from skerry.guest.start import Start
 from skerry.images.store import Image, ImageStore
 from skerry.languages import Language
 from skerry.manager.clock import Clock

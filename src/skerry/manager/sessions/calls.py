@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from skerry.errors import InvalidRequest, SkerryError, StoreUnavailable
-from skerry.guest.channel import Exit, GuestProcess
+from skerry.guest.process import Exit, GuestProcess
 from skerry.manager.executions.commands import OUTPUT_LIMIT
 from skerry.manager.executions.output import STDERR, STDOUT, Head
 from skerry.manager.executions.queue import RunQueue

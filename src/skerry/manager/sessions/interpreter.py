@@ -23,8 +23,8 @@ from skerry.errors import (
     SkerryError,
     stopping,
 )
-from skerry.guest.channel import REPLIES, Exit, GuestProcess
 from skerry.guest.frames import ProtocolError
+from skerry.guest.process import REPLIES, Exit, GuestProcess
 from skerry.guest.replies import Parser
 from skerry.manager.caller import Caller
 from skerry.manager.executions.commands import Command
