@@ -25,6 +25,7 @@ from skerry.guest.channel import FILES_AT_ONCE, FRAMES_BETWEEN, Channel
 from skerry.guest.frames import HEADER, WINDOW, Type
 from skerry.guest.process import STDIN_WINDOW, GuestProcess
 from skerry.guest.start import Start
+from skerry.manager.environments.request import CreateRequest
 from skerry.manager.executions.commands import Command
 from skerry.models import Outcome
 from skerry.policy import Policy
@@ -687,7 +688,7 @@ def run_with(
         manager = make_manager(backend)
         try:
             async with asyncio.timeout(SECONDS):
-                environment = await manager.create(CALLER, policy=Policy())
+                environment = await manager.create(CALLER, CreateRequest(policy=Policy()))
                 assert environment.executions is not None
                 if before is not None:
                     before(backend)

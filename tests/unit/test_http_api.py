@@ -24,6 +24,7 @@ from skerry.daemon.metrics import Metrics
 from skerry.daemon.peers import PEER, Peer
 from skerry.errors import DaemonUnavailable
 from skerry.fairness import budget, lines
+from skerry.manager.environments.request import CreateRequest
 from skerry.manager.executions.commands import Command
 from skerry.manager.executions.execution import Execution
 from skerry.manager.executions.output import STDOUT, TAP_LIMIT, Entry
@@ -190,7 +191,7 @@ async def test_a_failure_of_ours_is_told_without_its_words() -> None:
 
 
 async def running() -> Execution:
-    environment = await make_manager(StubBackend()).create(CALLER, policy=POLICY)
+    environment = await make_manager(StubBackend()).create(CALLER, CreateRequest(policy=POLICY))
     assert environment.executions is not None
     return await environment.executions.start(CALLER, Command(argv=["x"]))
 

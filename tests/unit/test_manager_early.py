@@ -11,6 +11,7 @@ import pytest
 from skerry.errors import StoreUnavailable
 from skerry.manager.caller import Caller
 from skerry.manager.environments.environment import Environment
+from skerry.manager.environments.request import CreateRequest
 from skerry.manager.executions.commands import Command
 from skerry.manager.executions.output import STDOUT, Log
 from skerry.manager.executions.queue import RunQueue
@@ -58,7 +59,7 @@ class World:
         self.manager = make_manager(self.backend, records=self.records)
 
     async def create(self) -> tuple[Environment, Executions]:
-        environment = await self.manager.create(CALLER, policy=POLICY)
+        environment = await self.manager.create(CALLER, CreateRequest(policy=POLICY))
         assert environment.executions is not None
         return environment, environment.executions
 

@@ -23,6 +23,7 @@ from skerry.errors import (
 from skerry.manager.caller import Caller
 from skerry.manager.environments import catalogue, lifecycle
 from skerry.manager.environments.environment import Environment
+from skerry.manager.environments.request import CreateRequest
 from skerry.manager.executions.commands import Command
 from skerry.models import Outcome, State
 from skerry.store import Written
@@ -46,7 +47,7 @@ STEPS = ("start", "started", "connect", "open")
 async def test_a_created_environment_runs_and_is_found_by_id_name_and_prefix() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(CALLER, policy=POLICY, name="mine")
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY, name="mine"))
     assert environment.info.state == "running"
     assert environment.id.isalnum()
     assert environment.id[0].isalpha()
@@ -65,8 +66,8 @@ async def test_an_ambiguous_prefix_is_refused(monkeypatch: pytest.MonkeyPatch) -
     backend = StubBackend()
     monkeypatch.setattr(backend, "reserve", lambda: next(ids))
     manager = make_manager(backend)
-    first = await manager.create(CALLER, policy=POLICY)
-    second = await manager.create(CALLER, policy=POLICY)
+    first = await manager.create(CALLER, CreateRequest(policy=POLICY))
+    second = await manager.create(CALLER, CreateRequest(policy=POLICY))
     assert (first.id, second.id) == ("abcdef000001", "abcdef000002")
     with pytest.raises(InvalidRequest, match="2 ids"):
         manager.find(CALLER, "abcdef")
@@ -77,23 +78,24 @@ async def test_an_ambiguous_prefix_is_refused(monkeypatch: pytest.MonkeyPatch) -
 @asynchronous
 async def test_names_are_unique_among_the_living_only() -> None:
     manager = make_manager(StubBackend())
-    first = await manager.create(CALLER, policy=POLICY, name="mine")
+    first = await manager.create(CALLER, CreateRequest(policy=POLICY, name="mine"))
     with pytest.raises(Conflict, match="mine"):
-        await manager.create(CALLER, policy=POLICY, name="mine")
+        await manager.create(CALLER, CreateRequest(policy=POLICY, name="mine"))
     await manager.delete(CALLER, "mine")
     assert manager.find(CALLER, "mine") is first
-    second = await manager.create(CALLER, policy=POLICY, name="mine")
+    second = await manager.create(CALLER, CreateRequest(policy=POLICY, name="mine"))
     assert manager.find(CALLER, "mine") is second
     for name in ("-x", "a/b", "a" * 64, "a\n"):
         with pytest.raises(InvalidRequest):
-            await manager.create(CALLER, policy=POLICY, name=name)
+            await manager.create(CALLER, CreateRequest(policy=POLICY, name=name))
 
 
 @asynchronous
 async def test_two_creates_of_one_name_at_once_make_one() -> None:
     manager = make_manager(StubBackend())
     made = await asyncio.gather(
-        *(manager.create(CALLER, policy=POLICY, name="mine") for _ in range(10)), return_exceptions=True
+        *(manager.create(CALLER, CreateRequest(policy=POLICY, name="mine")) for _ in range(10)),
+        return_exceptions=True,
     )
     assert sum(isinstance(result, Conflict) for result in made) == 9
     assert len(manager) == 1
@@ -104,13 +106,13 @@ async def test_a_create_that_is_wrong_starts_nothing() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
     with pytest.raises(ImageNotFound):
-        await manager.create(CALLER, policy=POLICY, image="none")
+        await manager.create(CALLER, CreateRequest(policy=POLICY, image="none"))
     for lifetime in (0, -1, float("inf"), float("nan")):
         with pytest.raises(InvalidRequest):
-            await manager.create(CALLER, policy=POLICY, lifetime=lifetime)
+            await manager.create(CALLER, CreateRequest(policy=POLICY, lifetime=lifetime))
     for env in ({"A=B": ""}, {"": ""}, {"A": "\0"}, {"\0": "x"}, {"A": "\ud800"}):
         with pytest.raises(InvalidRequest):
-            await manager.create(CALLER, policy=POLICY, env=env)
+            await manager.create(CALLER, CreateRequest(policy=POLICY, env=env))
     assert len(manager) == 0
     assert backend.stops == []
 
@@ -127,11 +129,11 @@ async def test_a_create_that_fails_leaves_nothing(step: str) -> None:
 
     backend.fault = fault
     with pytest.raises(LaunchFailed, match=step):
-        await manager.create(CALLER, policy=POLICY, name="mine")
+        await manager.create(CALLER, CreateRequest(policy=POLICY, name="mine"))
     assert backend.living == set()
     assert manager.environments(CALLER, ended=True) == []
     backend.fault = lambda at, _: None
-    await manager.create(CALLER, policy=POLICY, name="mine")
+    await manager.create(CALLER, CreateRequest(policy=POLICY, name="mine"))
 
 
 @asynchronous
@@ -149,7 +151,7 @@ async def test_two_hundred_creates_with_faults_everywhere_leave_only_the_good_on
 
     backend.fault = fault
     made = await asyncio.gather(
-        *(manager.create(CALLER, policy=POLICY) for _ in range(200)), return_exceptions=True
+        *(manager.create(CALLER, CreateRequest(policy=POLICY)) for _ in range(200)), return_exceptions=True
     )
     good = {result.id for result in made if not isinstance(result, BaseException)}
     assert len(good) == 40
@@ -170,7 +172,7 @@ async def test_a_start_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(backend, "connect", hang)
     with pytest.raises(LaunchFailed, match="did not start"):
-        await manager.create(CALLER, policy=POLICY)
+        await manager.create(CALLER, CreateRequest(policy=POLICY))
     assert backend.living == set()
 
 
@@ -178,7 +180,7 @@ async def test_a_start_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 async def test_a_hundred_deletes_at_once_remove_once() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     assert all(await asyncio.gather(*(manager.delete(CALLER, environment.id) for _ in range(100))))
     assert backend.stops == [environment.id]
     assert backend.living == set()
@@ -193,7 +195,7 @@ async def test_a_hundred_deletes_at_once_remove_once() -> None:
 async def test_a_caller_that_is_cancelled_does_not_stop_the_removal() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     task = asyncio.create_task(manager.delete(CALLER, environment.id))
     await until(lambda: environment.state is State.DELETING)
     task.cancel()
@@ -206,7 +208,7 @@ async def test_a_caller_that_is_cancelled_does_not_stop_the_removal() -> None:
 async def test_delete_while_it_is_being_created() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    creating = asyncio.create_task(manager.create(CALLER, policy=POLICY, name="mine"))
+    creating = asyncio.create_task(manager.create(CALLER, CreateRequest(policy=POLICY, name="mine")))
     await until(lambda: bool(backend.living))
     await manager.delete(CALLER, "mine")
     with pytest.raises(EnvironmentEnded):
@@ -219,7 +221,7 @@ async def test_delete_while_it_is_being_created() -> None:
 async def test_a_removal_that_fails_is_told_and_tried_again() -> None:
     backend, clock = StubBackend(), StubClock()
     manager = make_manager(backend, clock)
-    environment = await manager.create(CALLER, policy=POLICY, name="mine")
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY, name="mine"))
 
     def fault(at: str, _: str) -> None:
         if at == "stop":
@@ -244,8 +246,8 @@ async def test_a_removal_that_fails_is_told_and_tried_again() -> None:
 async def test_lifetime_ends_even_what_is_busy_and_idle_time_only_what_is_not() -> None:
     backend, clock = StubBackend(), StubClock()
     manager = make_manager(backend, clock)
-    busy = await manager.create(CALLER, policy=POLICY, lifetime=100, idle=10)
-    idle = await manager.create(CALLER, policy=POLICY, lifetime=100, idle=10)
+    busy = await manager.create(CALLER, CreateRequest(policy=POLICY, lifetime=100, idle=10))
+    idle = await manager.create(CALLER, CreateRequest(policy=POLICY, lifetime=100, idle=10))
     assert busy.executions is not None
     running = asyncio.create_task(busy.executions.prepare(CALLER, Command(argv=["sleep"])).run())
     await backend.channels[busy.id].nth(1)
@@ -268,7 +270,7 @@ async def test_lifetime_ends_even_what_is_busy_and_idle_time_only_what_is_not() 
 async def test_idle_time_counts_from_the_end_of_the_last_use() -> None:
     backend, clock = StubBackend(), StubClock()
     manager = make_manager(backend, clock)
-    environment = await manager.create(CALLER, policy=POLICY, lifetime=1000, idle=10)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY, lifetime=1000, idle=10))
     assert environment.executions is not None
     running = asyncio.create_task(environment.executions.prepare(CALLER, Command(argv=["sleep"])).run())
     process = await backend.channels[environment.id].nth(1)
@@ -288,7 +290,7 @@ async def test_idle_time_counts_from_the_end_of_the_last_use() -> None:
 async def test_a_heartbeat_before_the_end_keeps_it_and_one_after_is_too_late() -> None:
     backend, clock = StubBackend(), StubClock()
     manager = make_manager(backend, clock)
-    environment = await manager.create(CALLER, policy=POLICY, lifetime=100, idle=1000)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY, lifetime=100, idle=1000))
     for _ in range(5):
         clock.advance(99.9)
         await manager.heartbeat(CALLER, environment.id)
@@ -305,19 +307,19 @@ async def test_a_heartbeat_before_the_end_keeps_it_and_one_after_is_too_late() -
 async def test_a_heartbeat_can_shorten_a_life() -> None:
     backend, clock = StubBackend(), StubClock()
     manager = make_manager(backend, clock)
-    environment = await manager.create(CALLER, policy=POLICY, lifetime=1000, idle=1000)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY, lifetime=1000, idle=1000))
     await manager.heartbeat(CALLER, environment.id, 5)
     clock.advance(5)
     assert environment.state is State.DELETING
     with pytest.raises(InvalidRequest):
-        await manager.heartbeat(CALLER, (await manager.create(CALLER, policy=POLICY)).id, -1)
+        await manager.heartbeat(CALLER, (await manager.create(CALLER, CreateRequest(policy=POLICY))).id, -1)
 
 
 @asynchronous
 async def test_heartbeats_leave_no_timers_behind() -> None:
     clock = StubClock()
     manager = make_manager(StubBackend(), clock)
-    environment = await manager.create(CALLER, policy=POLICY, lifetime=5000, idle=5000)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY, lifetime=5000, idle=5000))
     for lifetime in range(2000, 1000, -1):
         await manager.heartbeat(CALLER, environment.id, lifetime)
     assert sum(not timer.canceled for timer in clock.timers) == 1
@@ -328,7 +330,7 @@ async def test_heartbeats_leave_no_timers_behind() -> None:
 async def test_a_guest_that_dies_is_noticed_and_removed(by: str) -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     if by == "wait":
         backend.died[environment.id].set()
     else:
@@ -345,7 +347,7 @@ async def test_a_guest_that_dies_is_noticed_and_removed(by: str) -> None:
 async def test_a_guest_that_died_for_want_of_memory() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     assert environment.executions is not None
     running = asyncio.create_task(environment.executions.prepare(CALLER, Command(argv=["hog"])).run())
     await backend.channels[environment.id].nth(1)
@@ -365,7 +367,7 @@ async def test_the_dead_are_remembered_for_a_day_and_no_more_than_a_thousand(
     monkeypatch.setattr(catalogue, "REMEMBER_MAX", 3)
     clock = StubClock()
     manager = make_manager(StubBackend(), clock)
-    made = [await manager.create(CALLER, policy=POLICY) for _ in range(5)]
+    made = [await manager.create(CALLER, CreateRequest(policy=POLICY)) for _ in range(5)]
     for environment in made:
         await manager.delete(CALLER, environment.id)
     assert manager.environments(CALLER) == []
@@ -383,8 +385,8 @@ async def test_closing_ends_all_and_takes_no_more() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
     for _ in range(5):
-        await manager.create(CALLER, policy=POLICY)
-    creating = asyncio.create_task(manager.create(CALLER, policy=POLICY))
+        await manager.create(CALLER, CreateRequest(policy=POLICY))
+    creating = asyncio.create_task(manager.create(CALLER, CreateRequest(policy=POLICY)))
     await until(lambda: len(manager) == 6)
     await manager.close()
     with pytest.raises(SkerryError):
@@ -392,7 +394,7 @@ async def test_closing_ends_all_and_takes_no_more() -> None:
     assert backend.living == set()
     assert backend.closed
     with pytest.raises(DaemonUnavailable):
-        await manager.create(CALLER, policy=POLICY)
+        await manager.create(CALLER, CreateRequest(policy=POLICY))
 
 
 @asynchronous
@@ -407,8 +409,8 @@ async def test_what_an_earlier_daemon_left_without_a_record_is_removed() -> None
 async def test_what_nobody_knows_of_is_removed_while_the_daemon_runs_and_nothing_else() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(CALLER, policy=POLICY)
-    creating = asyncio.create_task(manager.create(CALLER, policy=POLICY))
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
+    creating = asyncio.create_task(manager.create(CALLER, CreateRequest(policy=POLICY)))
     await until(lambda: len(backend.living) == 2)
     backend.living.add("leftover0001")
     await manager.reconcile()
@@ -465,7 +467,7 @@ async def test_nothing_is_made_for_a_tenant_that_has_no_room() -> None:
     manager = make_manager(backend, records=Full())
     for _ in range(3):
         with pytest.raises(QuotaExceeded):
-            await manager.create(CALLER, policy=POLICY)
+            await manager.create(CALLER, CreateRequest(policy=POLICY))
     assert started.count("start") == 1, "the first was not known to be refused"
 
 
@@ -474,9 +476,9 @@ async def test_nobody_makes_the_ends_of_others_be_forgotten(monkeypatch: pytest.
     monkeypatch.setattr(catalogue, "REMEMBER_MAX", 5)
     manager = make_manager(StubBackend())
     other = Caller(tenant="other", peer="uid 0")
-    first = await manager.create(other, policy=POLICY)
+    first = await manager.create(other, CreateRequest(policy=POLICY))
     await manager.delete(other, first.id)
     for _ in range(8):
-        await manager.delete(CALLER, (await manager.create(CALLER, policy=POLICY)).id)
+        await manager.delete(CALLER, (await manager.create(CALLER, CreateRequest(policy=POLICY))).id)
     assert manager.find(other, first.id).reason == "deleted"
     assert len(manager.environments(CALLER, ended=True)) == 4

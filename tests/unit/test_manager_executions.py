@@ -15,6 +15,7 @@ from skerry.manager.capacity import Room
 from skerry.manager.clock import since_boot
 from skerry.manager.environments.environment import Environment
 from skerry.manager.environments.manager import EnvironmentManager
+from skerry.manager.environments.request import CreateRequest
 from skerry.manager.executions import execution as one
 from skerry.manager.executions import registry as module
 from skerry.manager.executions.commands import OUTPUT_LIMIT, OUTPUT_LIMIT_MAX, Command
@@ -40,7 +41,7 @@ Setup = tuple[StubBackend, EnvironmentManager, Environment, Executions, StubChan
 async def setup() -> Setup:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(CALLER, policy=POLICY, env={"A": "1"})
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY, env={"A": "1"}))
     assert environment.executions is not None
     return backend, manager, environment, environment.executions, backend.channels[environment.id]
 
@@ -457,7 +458,7 @@ async def test_the_log_holds_what_everything_wrote_and_drops_for_slow_followers(
 async def test_large_outputs_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Executions, "_large", Room(module.LARGE_MAX))  # of the whole process
     _, manager, environment, executions, _ = await setup()
-    other = await manager.create(CALLER, policy=POLICY)
+    other = await manager.create(CALLER, CreateRequest(policy=POLICY))
     assert other.executions is not None
     large = Command(argv=["x"], output_limit=OUTPUT_LIMIT_MAX)
     each = 2 * (OUTPUT_LIMIT_MAX - OUTPUT_LIMIT)
@@ -470,7 +471,7 @@ async def test_large_outputs_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> 
             home.prepare(CALLER, large)
         home.prepare(CALLER, Command(argv=["x"]))  # the usual is always possible
     stranger = Caller(tenant="stranger", peer="test")
-    theirs = await manager.create(stranger, policy=POLICY)
+    theirs = await manager.create(stranger, CreateRequest(policy=POLICY))
     assert theirs.executions is not None
     theirs.executions.prepare(stranger, large)  # something is left for others
     admitted[0]._leave()

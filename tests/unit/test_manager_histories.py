@@ -19,6 +19,7 @@ from skerry.backends.base import Instance, InstanceSpec
 from skerry.errors import Conflict, LaunchFailed, SkerryError, StoreUnavailable
 from skerry.manager.environments.environment import Environment, Key
 from skerry.manager.environments.manager import EnvironmentManager
+from skerry.manager.environments.request import CreateRequest
 from skerry.manager.executions.commands import Command
 from skerry.models import State
 from skerry.store import Written
@@ -187,7 +188,7 @@ class World:
         with self.history.call("create", key=key, body=body, **options) as call:
             try:
                 made = await self.manager.create(
-                    CALLER, policy=POLICY, key=Key(key, body) if key else None, **options
+                    CALLER, CreateRequest(policy=POLICY, key=Key(key, body) if key else None, **options)
                 )
             except SkerryError as error:
                 call.error = error.code

@@ -9,6 +9,7 @@ import pytest
 
 from skerry.errors import Busy, DaemonUnavailable, LaunchFailed, QuotaExceeded
 from skerry.manager.environments.lifecycle import ORPHAN_MIN
+from skerry.manager.environments.request import CreateRequest
 from skerry.manager.pools import pool as module
 from skerry.manager.pools.pool import PoolSettings
 from skerry.models import PoolStats
@@ -42,7 +43,7 @@ async def test_an_entry_becomes_an_environment_and_stays_without_a_daemon() -> N
     await pool.warmup(1)
     [entry] = backend.living
     assert not manager.environments(CALLER)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     assert environment.id == entry
     assert backend.channels[entry].stays == ORPHAN_MIN
     await manager.close()
@@ -56,7 +57,7 @@ async def test_one_that_has_died_is_not_handed_out_though_nobody_has_noticed() -
     await manager.pools.find("default").warmup(1)
     [entry] = backend.living
     backend.living.discard(entry)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     assert environment.id != entry
     assert entry in backend.stops
     stats = manager.pools.stats[0]
@@ -75,7 +76,7 @@ async def test_one_that_cannot_take_its_limits_is_replaced_by_a_cold_start() -> 
             raise LaunchFailed("no")
 
     backend.fault = fault
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     assert environment.info.state == "running"
     assert backend.stops == [environment.id]
     assert backend.living >= {environment.id}
@@ -93,7 +94,7 @@ async def test_one_of_another_image_is_thrown_away(monkeypatch: pytest.MonkeyPat
     [old] = backend.living
     image = type(manager._images.get("host"))
     monkeypatch.setattr(image, "digest", "sha256:another", raising=False)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     assert environment.id != old
     await until(lambda: old not in backend.living)
     await manager.close()
@@ -151,7 +152,7 @@ async def test_who_has_no_room_in_its_quota_does_not_drain_a_pool() -> None:
     await manager.pools.find("default").warmup(3)
     for _ in range(5):
         with pytest.raises(QuotaExceeded):
-            await manager.create(CALLER, policy=POLICY)
+            await manager.create(CALLER, CreateRequest(policy=POLICY))
     assert manager.pools.stats[0].hits == 1
     await manager.close()
 
@@ -172,8 +173,10 @@ async def test_the_sweeper_leaves_entries_alone() -> None:
 async def test_who_comes_when_all_are_in_use_waits_in_line() -> None:
     backend = StubBackend()
     manager = make_manager(backend, pools=[settings(minimum=1, maximum=2)])
-    first, second = [await manager.create(CALLER, policy=POLICY) for _ in range(2)]
-    third, fourth = (asyncio.create_task(manager.create(CALLER, policy=POLICY)) for _ in range(2))
+    first, second = [await manager.create(CALLER, CreateRequest(policy=POLICY)) for _ in range(2)]
+    third, fourth = (
+        asyncio.create_task(manager.create(CALLER, CreateRequest(policy=POLICY))) for _ in range(2)
+    )
     await a_while()
     assert not third.done()
     assert len(backend.living) == 2
@@ -194,13 +197,13 @@ async def test_who_comes_when_all_are_in_use_waits_in_line() -> None:
 async def test_who_waits_too_long_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = StubBackend()
     manager = make_manager(backend, pools=[settings(minimum=0, maximum=1)])
-    first = await manager.create(CALLER, policy=POLICY)
+    first = await manager.create(CALLER, CreateRequest(policy=POLICY))
     monkeypatch.setattr(module, "WAIT_MAX", 0.0)
     with pytest.raises(Busy, match="all 1 environments of the pool 'default' are in use") as refused:
-        await manager.create(CALLER, policy=POLICY)
+        await manager.create(CALLER, CreateRequest(policy=POLICY))
     assert "`maximum` in pools.toml" in refused.value.hint
     await manager.delete(CALLER, first.id)
-    await manager.create(CALLER, policy=POLICY)
+    await manager.create(CALLER, CreateRequest(policy=POLICY))
     await manager.close()
 
 
@@ -208,8 +211,10 @@ async def test_who_waits_too_long_is_told_why(monkeypatch: pytest.MonkeyPatch) -
 async def test_who_leaves_the_line_is_not_waited_for() -> None:
     backend = StubBackend()
     manager = make_manager(backend, pools=[settings(minimum=0, maximum=1)])
-    first = await manager.create(CALLER, policy=POLICY)
-    gone, next_ = (asyncio.create_task(manager.create(CALLER, policy=POLICY)) for _ in range(2))
+    first = await manager.create(CALLER, CreateRequest(policy=POLICY))
+    gone, next_ = (
+        asyncio.create_task(manager.create(CALLER, CreateRequest(policy=POLICY))) for _ in range(2)
+    )
     await a_while()
     manager.pools.find("default").released(first.id)  # it is its turn, and it leaves before it has noticed
     gone.cancel()
@@ -221,8 +226,8 @@ async def test_who_leaves_the_line_is_not_waited_for() -> None:
 @asynchronous
 async def test_nobody_waits_for_a_daemon_that_stops() -> None:
     manager = make_manager(StubBackend(), pools=[settings(minimum=0, maximum=1)])
-    await manager.create(CALLER, policy=POLICY)
-    waiting = asyncio.create_task(manager.create(CALLER, policy=POLICY))
+    await manager.create(CALLER, CreateRequest(policy=POLICY))
+    waiting = asyncio.create_task(manager.create(CALLER, CreateRequest(policy=POLICY)))
     await a_while()
     await manager.close()
     with pytest.raises(DaemonUnavailable):
@@ -233,7 +238,7 @@ async def test_nobody_waits_for_a_daemon_that_stops() -> None:
 async def test_what_a_use_has_warmed_up_goes_when_no_other_comes() -> None:
     backend, clock = StubBackend(), StubClock()
     manager = make_manager(backend, clock, pools=[settings(minimum=0, after_use=2, idle=60)])
-    environment = await manager.create(CALLER, policy=POLICY, lifetime=10_000, idle=10_000)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY, lifetime=10_000, idle=10_000))
     await until(lambda: manager.pools.stats[0].available == 2)
     clock.advance(59)
     await manager.reconcile()
@@ -242,7 +247,7 @@ async def test_what_a_use_has_warmed_up_goes_when_no_other_comes() -> None:
     await manager.reconcile()
     await until(lambda: backend.living == {environment.id})
     assert manager.pools.stats[0].minimum == 0
-    await manager.create(CALLER, policy=POLICY)
+    await manager.create(CALLER, CreateRequest(policy=POLICY))
     await until(lambda: manager.pools.stats[0].available == 2)
     await manager.close()
 
@@ -272,8 +277,8 @@ async def test_what_nobody_needs_is_replaced_when_it_is_old() -> None:
 async def test_nothing_is_made_ready_while_somebody_waits() -> None:
     manager = make_manager(StubBackend(), pools=[settings(minimum=0, maximum=1)])
     pool = manager.pools.find("default")
-    first = await manager.create(CALLER, policy=POLICY)
-    waiting = asyncio.create_task(manager.create(CALLER, policy=POLICY))
+    first = await manager.create(CALLER, CreateRequest(policy=POLICY))
+    waiting = asyncio.create_task(manager.create(CALLER, CreateRequest(policy=POLICY)))
     await a_while()
     warming = asyncio.create_task(pool.warmup(1))  # which comes before who waits has noticed its turn
     pool.released(first.id)

@@ -30,6 +30,7 @@ from skerry.manager.environments.lease import Lease, Reaper
 from skerry.manager.environments.manager import EnvironmentManager
 from skerry.manager.environments.networks import Networks
 from skerry.manager.environments.records import NOT_STARTED
+from skerry.manager.environments.request import CreateRequest
 from skerry.manager.executions.commands import Command
 from skerry.manager.pools.pool import PoolSettings
 from skerry.manager.sessions.interpreter import Interpreter
@@ -134,7 +135,7 @@ def sessions_of(environment: Environment) -> Sessions:
 async def test_calls_under_way_are_told_to_try_again_when_the_daemon_leaves_their_environment() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     _, executions = await manager.running(CALLER, environment.id)
     channel = backend.channels[environment.id]
     waited = executions.prepare(CALLER, Command(argv=["sleep"]))
@@ -165,7 +166,7 @@ async def test_calls_under_way_are_told_to_try_again_when_the_daemon_leaves_thei
         manager.heartbeat(CALLER, environment.id),
         manager.set_network(CALLER, environment.id, network="public"),
         manager.delete(CALLER, environment.id),
-        manager.create(CALLER, policy=POLICY),
+        manager.create(CALLER, CreateRequest(policy=POLICY)),
     ):
         with pytest.raises(DaemonUnavailable):
             await call
@@ -177,7 +178,7 @@ async def test_calls_under_way_are_told_to_try_again_when_the_daemon_leaves_thei
 async def test_a_lease_that_runs_out_while_the_daemon_stops_is_left_to_the_next_daemon() -> None:
     backend, clock, rows = StubBackend(), StubClock(), Rows()
     manager = make_manager(backend, clock, rows)
-    environment = await manager.create(CALLER, policy=POLICY, lifetime=10)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY, lifetime=10))
     await manager._lifecycle.let_go(environment)
     clock.advance(11)
     backend.died[environment.id].set()
@@ -213,7 +214,7 @@ class OpenedLate(StubBackend):
 async def test_a_network_that_is_opened_after_a_delete_is_closed_and_refused() -> None:
     backend, rows = OpenedLate(), Rows()
     manager = make_manager(backend, records=rows)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     setting = asyncio.create_task(manager.set_network(CALLER, environment.id, network="public"))
     await backend.asked.wait()
     await manager.delete(CALLER, environment.id)
@@ -228,7 +229,7 @@ async def test_a_network_that_is_opened_after_a_delete_is_closed_and_refused() -
 async def test_a_change_that_waits_for_another_sees_the_delete_that_came_between() -> None:
     backend, rows = OpenedLate(), Rows()
     manager = make_manager(backend, records=rows)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     changes = [
         asyncio.create_task(manager.set_network(CALLER, environment.id, network="public")),
         asyncio.create_task(manager.change_network(CALLER, environment.id, add=["example.com"])),
@@ -245,7 +246,7 @@ async def test_a_change_that_waits_for_another_sees_the_delete_that_came_between
 async def test_a_network_that_is_opened_while_the_daemon_stops_is_closed() -> None:
     backend = OpenedLate()
     manager = make_manager(backend)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     setting = asyncio.create_task(manager.set_network(CALLER, environment.id, network="public"))
     await backend.asked.wait()
     closing = asyncio.create_task(manager.close(keep=True))
@@ -261,7 +262,7 @@ async def test_a_network_that_is_opened_while_the_daemon_stops_is_closed() -> No
 async def test_a_heartbeat_whose_row_is_behind_a_delete_is_refused() -> None:
     backend, rows = StubBackend(), Rows()
     manager = make_manager(backend, records=rows)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     rows.held = []
     beating = asyncio.create_task(manager.heartbeat(CALLER, environment.id, 5000))
     await until(lambda: bool(rows.held))
@@ -285,7 +286,7 @@ async def test_of_many_restarts_at_once_one_interpreter_is_left_and_none_after_a
     backend = StubBackend()
     backend.program = answer
     manager = make_manager(backend)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     sessions, channel = sessions_of(environment), backend.channels[environment.id]
     session = await sessions.open(CALLER, "python", "one")
 
@@ -317,7 +318,7 @@ async def test_a_restart_that_is_cancelled_leaves_no_interpreter_that_is_not_lis
     backend = StubBackend()
     backend.program = answer
     manager = make_manager(backend)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     channel = backend.channels[environment.id]
     session = cast(Interpreter, await sessions_of(environment).open(CALLER, "python"))
     for turns in range(12):  # each moment of a restart
@@ -336,7 +337,7 @@ async def test_an_interpreter_starts_when_the_last_one_is_gone_though_its_restar
     backend = StubBackend()
     backend.program = answer
     manager = make_manager(backend)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     channel = backend.channels[environment.id]
     session = await sessions_of(environment).open(CALLER, "python")
     channel.obeys = False
@@ -358,7 +359,7 @@ async def test_an_interpreter_starts_when_the_last_one_is_gone_though_its_restar
 async def test_a_restart_that_meets_the_end_of_the_daemon_is_told_to_try_again(turns: int) -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     opening = asyncio.create_task(sessions_of(environment).open(CALLER, "python"))
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -372,7 +373,7 @@ async def test_a_call_in_a_session_has_no_result_when_the_daemon_stops() -> None
     backend = StubBackend()
     backend.program = answer
     manager = make_manager(backend)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     session = cast(Interpreter, await sessions_of(environment).open(CALLER, "python"))
     listings = [asyncio.create_task(session.variables(CALLER)) for _ in range(2)]
     await until(lambda: session.current is not None)
@@ -389,7 +390,7 @@ async def test_a_call_in_a_session_has_no_result_when_the_daemon_stops() -> None
 async def test_one_that_is_cancelled_in_line_lets_nobody_run_beside_the_first() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     _, executions = await manager.running(CALLER, environment.id)
     channel = backend.channels[environment.id]
     runs = [
@@ -412,7 +413,7 @@ async def test_one_that_is_cancelled_in_line_lets_nobody_run_beside_the_first() 
 async def test_a_program_whose_caller_is_cancelled_is_killed() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     _, executions = await manager.running(CALLER, environment.id)
     running = asyncio.create_task(executions.prepare(CALLER, Command(argv=["sleep"])).run())
     process = await backend.channels[environment.id].nth(1)
@@ -431,7 +432,7 @@ async def test_a_program_whose_caller_is_cancelled_is_killed() -> None:
 async def test_an_end_is_told_when_it_is_durable() -> None:
     backend, clock, rows = StubBackend(), StubClock(), Rows()
     manager = make_manager(backend, clock, rows)
-    environment = await manager.create(CALLER, policy=POLICY, lifetime=10)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY, lifetime=10))
     rows.held = []
     clock.advance(11)
     await until(lambda: bool(rows.held))
@@ -453,7 +454,7 @@ async def test_an_end_is_told_when_it_is_durable() -> None:
 async def test_call_under_way_is_told_that_its_environment_was_deleted(deleted: bool) -> None:
     """And of a guest that failed only if it did."""
     manager = make_manager(StubBackend())
-    environment = await manager.create(CALLER, policy=POLICY)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY))
     inside = asyncio.Event()
 
     async def call() -> None:
@@ -486,7 +487,7 @@ async def test_an_end_is_told_without_the_store_when_nothing_is_left() -> None:
 
     backend, clock = StubBackend(), StubClock()
     manager = make_manager(backend, clock, Full())
-    environment = await manager.create(CALLER, policy=POLICY, lifetime=10)
+    environment = await manager.create(CALLER, CreateRequest(policy=POLICY, lifetime=10))
     clock.advance(11)
     with pytest.raises(EnvironmentEnded):
         await manager.running(CALLER, environment.id)
@@ -539,7 +540,7 @@ async def test_a_create_whose_caller_is_cancelled_is_swept_if_nobody_can_know_of
     options: dict[str, Any] = {"name": "mine"} if known_by == "name" else {}
     if known_by == "key":
         options = {"key": Key("k", "r")}
-    creating = asyncio.create_task(manager.create(CALLER, policy=POLICY, **options))
+    creating = asyncio.create_task(manager.create(CALLER, CreateRequest(policy=POLICY, **options)))
     await until(lambda: bool(backend.living))
     creating.cancel()
     await asyncio.wait((creating,))
@@ -558,7 +559,7 @@ async def test_a_create_that_fails_after_its_caller_was_cancelled_leaves_nothing
             raise LaunchFailed("no")
 
     backend.fault = fault
-    creating = asyncio.create_task(manager.create(CALLER, policy=POLICY, name="mine"))
+    creating = asyncio.create_task(manager.create(CALLER, CreateRequest(policy=POLICY, name="mine")))
     await until(lambda: bool(backend.living))
     creating.cancel()
     await asyncio.wait((creating,))
@@ -567,7 +568,7 @@ async def test_a_create_that_fails_after_its_caller_was_cancelled_leaves_nothing
     assert backend.living == set()
     assert manager.pools.find("default").stats.active == 0
     backend.fault = lambda step, _: None
-    await manager.create(CALLER, policy=POLICY, name="mine")
+    await manager.create(CALLER, CreateRequest(policy=POLICY, name="mine"))
 
 
 @asynchronous
@@ -587,16 +588,16 @@ async def test_a_key_whose_environment_has_ended_is_used_up() -> None:
     backend = StubBackend()
     manager = make_manager(backend, records=Keyed())
     key = Key("k", "r")
-    first = await manager.create(CALLER, policy=POLICY, key=key)
-    assert (await manager.create(CALLER, policy=POLICY, key=key)) is first
+    first = await manager.create(CALLER, CreateRequest(policy=POLICY, key=key))
+    assert (await manager.create(CALLER, CreateRequest(policy=POLICY, key=key))) is first
     await manager.delete(CALLER, first.id)
     with pytest.raises(Conflict, match=r"used up: .* deleted") as raised:
-        await manager.create(CALLER, policy=POLICY, key=key)
+        await manager.create(CALLER, CreateRequest(policy=POLICY, key=key))
     assert "new key" in raised.value.hint
     # As a restart of the daemon in the middle of its create ends it, which releases the key.
     first.reason = NOT_STARTED
     with pytest.raises(Busy, match="broke off"):
-        await manager.create(CALLER, policy=POLICY, key=key)
+        await manager.create(CALLER, CreateRequest(policy=POLICY, key=key))
 
 
 @pytest.mark.parametrize("step", ["rules", "pool"])
@@ -617,11 +618,11 @@ async def test_a_create_that_meets_the_end_of_the_daemon_makes_nothing(
 
     if step == "rules":
         monkeypatch.setattr(Networks, "understand", slowly)
-        creating = asyncio.create_task(manager.create(CALLER, policy=POLICY))
+        creating = asyncio.create_task(manager.create(CALLER, CreateRequest(policy=POLICY)))
         await asked.wait()
     else:
-        first = await manager.create(CALLER, policy=POLICY)
-        creating = asyncio.create_task(manager.create(CALLER, policy=POLICY))
+        first = await manager.create(CALLER, CreateRequest(policy=POLICY))
+        creating = asyncio.create_task(manager.create(CALLER, CreateRequest(policy=POLICY)))
         pool = manager.pools.find("default")
         await until(lambda: bool(pool._line))
         pool.released(first.id)  # its turn has come, and it has not noticed
@@ -638,11 +639,11 @@ async def test_a_create_that_meets_the_end_of_the_daemon_makes_nothing(
 async def test_a_name_that_is_about_to_be_free_is_waited_for() -> None:
     backend, rows = StubBackend(), Rows()
     manager = make_manager(backend, records=rows)
-    first = await manager.create(CALLER, policy=POLICY, name="mine")
+    first = await manager.create(CALLER, CreateRequest(policy=POLICY, name="mine"))
     rows.held = []
     deleting = asyncio.create_task(manager.delete(CALLER, first.id))
     await until(lambda: bool(rows.held))
-    creating = asyncio.create_task(manager.create(CALLER, policy=POLICY, name="mine"))
+    creating = asyncio.create_task(manager.create(CALLER, CreateRequest(policy=POLICY, name="mine")))
     await asyncio.sleep(0)
     rows.commit()
     assert (await creating).id != first.id
@@ -653,7 +654,7 @@ async def test_a_name_that_is_about_to_be_free_is_waited_for() -> None:
 async def test_what_is_being_created_is_waited_for() -> None:
     backend = StubBackend()
     manager = make_manager(backend)
-    creating = asyncio.create_task(manager.create(CALLER, policy=POLICY, name="mine"))
+    creating = asyncio.create_task(manager.create(CALLER, CreateRequest(policy=POLICY, name="mine")))
     await until(lambda: bool(backend.living))
     assert manager.find(CALLER, "mine").state is State.CREATING
     beats = [asyncio.create_task(manager.heartbeat(CALLER, "mine")) for _ in range(5)]
@@ -666,7 +667,7 @@ async def test_what_is_being_created_is_waited_for() -> None:
             raise LaunchFailed("no")
 
     backend.fault = fault
-    failing = asyncio.create_task(manager.create(CALLER, policy=POLICY, name="other"))
+    failing = asyncio.create_task(manager.create(CALLER, CreateRequest(policy=POLICY, name="other")))
     await until(lambda: len(backend.living) == 2)
     with pytest.raises(EnvironmentEnded, match="could not be started"):
         await manager.running(CALLER, "other")

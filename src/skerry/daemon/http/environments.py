@@ -31,6 +31,7 @@ from skerry.errors import (
     StoreUnavailable,
 )
 from skerry.manager.environments.environment import Environment, Key
+from skerry.manager.environments.request import CreateRequest
 from skerry.models import State, Usage
 from skerry.policy import ISOLATIONS, NETWORKS, WORKSPACES, Limits, Policy
 
@@ -88,8 +89,9 @@ class Create(Body):
         limits = self._given("memory", "cpus", "pids", "fds", "disk", "inodes", "connections", "traffic")
         return Policy(**wanted, allow=tuple(self.allow or ()), limits=Limits.parse(limits))
 
-    def rest(self) -> dict[str, Any]:
-        return self._given("image", "name", "lifetime", "idle", "env")
+    def request(self, key: Key | None) -> CreateRequest:
+        rest = self._given("image", "name", "lifetime", "idle", "env")
+        return CreateRequest(policy=self.policy(), **rest, key=key)
 
     def _given(self, *names: str) -> dict[str, Any]:
         return {name: value for name in names if (value := getattr(self, name)) is not None}
@@ -108,7 +110,7 @@ async def create(call: Call, body: Create) -> Response:
             raise InvalidRequest(f"an Idempotency-Key has at most {KEY_MAX} characters")
         asked = json.dumps(body.model_dump(mode="python"), sort_keys=True)
         key = Key(text, hashlib.sha256(asked.encode("utf-8", "surrogateescape")).hexdigest())
-    environment = await call.manager.create(call.caller, policy=body.policy(), **body.rest(), key=key)
+    environment = await call.manager.create(call.caller, body.request(key))
     answer = environment.info.to_dict()
     if key is not None or environment.name:  # by which it can be found
         return reply(answer, 201)

@@ -49,6 +49,7 @@ from skerry.manager.code.layers import Kept, Layers
 from skerry.manager.code.toolchains import SPARE, Toolchains
 from skerry.manager.environments.environment import Environment
 from skerry.manager.environments.manager import EnvironmentManager
+from skerry.manager.environments.request import CreateRequest
 from skerry.manager.executions.commands import Command
 from skerry.models import ExecutionResult, Outcome
 from skerry.policy import GIB, Limits, Policy, format_size
@@ -280,15 +281,14 @@ class Packages:
     async def _environment(
         self, caller: Caller, image: Image, installer: Installer, isolation: str
     ) -> AsyncIterator[Environment]:
-        create = partial(
-            self._manager.create,
-            caller,
+        request = CreateRequest(
             image=image.ref,
             policy=Policy(isolation=isolation, network="allowlist", allow=(installer.preset,), limits=LIMITS),
             lifetime=INSTALL_SECONDS + SPARE,
             idle=SPARE,
             survives=False,
         )
+        create = partial(self._manager.create, caller, request)
         environment = await self._with_room(create)
         try:
             yield environment

@@ -29,6 +29,7 @@ from skerry.manager.code.program import Program
 from skerry.manager.code.toolchains import SPARE, Toolchains
 from skerry.manager.environments.environment import Environment
 from skerry.manager.environments.manager import EnvironmentManager
+from skerry.manager.environments.request import CreateRequest
 from skerry.manager.executions.commands import Command, program_command
 from skerry.manager.executions.execution import Execution
 from skerry.models import LanguageInfo, Outcome
@@ -141,13 +142,15 @@ class Code:
         async def create() -> Environment:
             return await self._manager.create(
                 caller,
-                policy=program.policy,
-                image=image.ref,
-                lifetime=program.timeout + SPARE,
-                idle=SPARE,
-                program=True,
-                layers=layers,
-                language=language,
+                CreateRequest(
+                    policy=program.policy,
+                    image=image.ref,
+                    lifetime=program.timeout + SPARE,
+                    idle=SPARE,
+                    program=True,
+                    layers=layers,
+                    language=language,
+                ),
             )
 
         return await self._with_room(create)

@@ -31,6 +31,7 @@ from skerry.languages import Cache, Language, version_in
 from skerry.manager.caller import OWN_TENANT, Caller
 from skerry.manager.environments.environment import Environment
 from skerry.manager.environments.manager import EnvironmentManager
+from skerry.manager.environments.request import CreateRequest
 from skerry.manager.executions.commands import Command, writable
 from skerry.models import ExecutionResult, Outcome
 from skerry.policy import GIB, Limits, Policy
@@ -164,11 +165,13 @@ class Toolchains:
     async def _environment(self, image: Image) -> AsyncIterator[Environment]:
         environment = await self._manager.create(
             ITSELF,
-            image=image.ref,
-            policy=Policy(limits=LIMITS),
-            lifetime=VERSION_SECONDS + CACHE_SECONDS + SPARE,
-            idle=SPARE,
-            program=True,
+            CreateRequest(
+                image=image.ref,
+                policy=Policy(limits=LIMITS),
+                lifetime=VERSION_SECONDS + CACHE_SECONDS + SPARE,
+                idle=SPARE,
+                program=True,
+            ),
         )
         try:
             yield environment

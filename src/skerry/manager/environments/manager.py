@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from typing import Any
 
 import structlog
 
-from skerry.backends.base import Layer
 from skerry.backends.registry import Registry
 from skerry.egress import presets
 from skerry.egress.addresses import Ranges
@@ -30,7 +28,6 @@ from skerry.errors import (
     EnvironmentEnded,
     EnvironmentNotFound,
     GuestFailed,
-    InvalidRequest,
     QuotaExceeded,
     SkerryError,
     stopping,
@@ -38,18 +35,17 @@ from skerry.errors import (
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel
 from skerry.images.store import ImageStore
-from skerry.languages import Language
 from skerry.manager.audit.acts import CANCELED, Act, Denials
 from skerry.manager.caller import Caller
 from skerry.manager.clock import Clock
 from skerry.manager.environments.catalogue import Catalogue
-from skerry.manager.environments.environment import Environment, Key
+from skerry.manager.environments.environment import Environment
 from skerry.manager.environments.lease import Lease
 from skerry.manager.environments.lifecycle import Lifecycle
 from skerry.manager.environments.networks import Networks, describe
 from skerry.manager.environments.records import NOT_STARTED, Records
 from skerry.manager.environments.recovery import Recovery
-from skerry.manager.executions.commands import check_environment
+from skerry.manager.environments.request import CreateRequest
 from skerry.manager.executions.registry import Executions
 from skerry.manager.network.rules import with_network, with_rules
 from skerry.manager.pools.pool import START_TIMEOUT, PoolSettings
@@ -58,8 +54,6 @@ from skerry.manager.sessions.registry import Sessions
 from skerry.models import Enforcement, Outcome, State, Usage
 from skerry.policy import Policy, seconds
 from skerry.settings import Home
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 log = structlog.get_logger(component="manager")
 
@@ -145,26 +139,8 @@ class EnvironmentManager:
         """Write down that a caller was refused something; so often a second, so that nobody fills the disk with it."""
         self._denials.tell(caller, action, error, **detail)
 
-    async def create(
-        self,
-        caller: Caller,
-        *,
-        policy: Policy,
-        image: str = "host",
-        name: str = "",
-        lifetime: float = 3600.0,
-        idle: float = 900.0,
-        env: dict[str, str] | None = None,
-        key: Key | None = None,
-        program: bool = False,
-        survives: bool = True,
-        layers: tuple[Layer, ...] = (),
-        language: Language | None = None,
-    ) -> Environment:
+    async def create(self, caller: Caller, request: CreateRequest) -> Environment:
         """A running environment, or nothing at all. With a key that was used before: the one that it made.
-
-        `program` and `layers` are those of InstanceSpec; `language` is the one of the program, if that is known. One
-        that is for a program, or does not survive, ends with this daemon.
 
         Raises InvalidRequest, Conflict (the name is taken, or the key was used for something else), ImageNotFound,
         IsolationUnavailable, LaunchFailed, GuestFailed, DiskFull, DaemonUnavailable (it is stopping),
@@ -172,66 +148,17 @@ class EnvironmentManager:
         """
         if self._lifecycle.closing:
             raise stopping()
-        lifetime, idle = seconds(lifetime, "lifetime"), seconds(idle, "idle")
-        check_environment(env or {})
-        if name and not _NAME.fullmatch(name):
-            raise InvalidRequest(
-                f"{name!r} is not a name for an environment",
-                hint="a letter or digit, then up to 62 of A-Z a-z 0-9 _ . -",
-            )
-        taken = self._catalogue.named(caller.tenant, name)
-        if taken is not None and taken.ending is not None:  # its name is about to be free
-            await asyncio.wait((taken.ending,))
-            taken = self._catalogue.named(caller.tenant, name)
-        if key is None and taken is not None:  # with a key it may be the one that is meant: the store knows
-            raise Conflict(f"the name {name!r} is taken by environment {taken.id}")
-        await self._networks.understand(policy)
-        found = self._images.get(image)
-        backend, capabilities = self._registry.pick(policy.isolation)
+        await self._check_name(caller, request)
+        await self._networks.understand(request.policy)
         began = time.monotonic()
-        placement = await self.pools.place(
-            found,
-            policy,
-            backend,
-            language,
-            poolable=program == (language is not None) and not layers,
-            # A tenant whose quota is exhausted does not drain a pool.
-            use_ready=not self._lifecycle.refused(caller.tenant),
+        environment = await self._reserve(caller, request)
+        act = Act(
+            self._records,
+            caller,
+            "environment.create",
+            environment.subject,
+            request.audited(environment.image),
         )
-        if self._lifecycle.closing:  # since one of the awaits above
-            await placement.give_back()
-            raise stopping()
-        now = time.time()
-        environment = Environment(
-            id=placement.id,
-            tenant=caller.tenant,
-            created_by=caller.who,
-            name=name,
-            image=found,
-            policy=policy,
-            backend=backend,
-            isolation=capabilities.isolation,
-            idle=idle,
-            variables=dict(env or {}),
-            created_at=now,
-            expires_at=now + lifetime,
-            key=key,
-            placement=placement,
-            program=program,
-            survives=survives and not program,
-            layers=layers,
-        )
-        environment.lease = Lease(self._clock, lifetime, idle, environment.busy)
-        self._catalogue.add(environment)
-        asked = {
-            "image": found.name,
-            "name": name or None,
-            "lifetime": lifetime,
-            "idle": idle,
-            "env": sorted(environment.variables) or None,
-            **policy.to_dict(),
-        }
-        act = Act(self._records, caller, "environment.create", environment.subject, asked)
         hit("create.reserved")
         environment.creating = asyncio.create_task(self._lifecycle.start(environment, act))
         try:
@@ -241,6 +168,56 @@ class EnvironmentManager:
             self._settling.add(settling)
             settling.add_done_callback(self._settling.discard)
             raise
+
+    async def _check_name(self, caller: Caller, request: CreateRequest) -> None:
+        taken = self._catalogue.named(caller.tenant, request.name)
+        if taken is not None and taken.ending is not None:  # its name is about to be free
+            await asyncio.wait((taken.ending,))
+            taken = self._catalogue.named(caller.tenant, request.name)
+        if (
+            request.key is None and taken is not None
+        ):  # with a key it may be the one that is meant: the store knows
+            raise Conflict(f"the name {request.name!r} is taken by environment {taken.id}")
+
+    async def _reserve(self, caller: Caller, request: CreateRequest) -> Environment:
+        """Find a place for a new environment and add it to the catalogue; nothing of it runs for the caller yet."""
+        image = self._images.get(request.image)
+        backend, capabilities = self._registry.pick(request.policy.isolation)
+        placement = await self.pools.place(
+            image,
+            request.policy,
+            backend,
+            request.language,
+            poolable=request.poolable,
+            # A tenant whose quota is exhausted does not drain a pool.
+            use_ready=not self._lifecycle.refused(caller.tenant),
+        )
+        if self._lifecycle.closing:  # since an await
+            await placement.give_back()
+            raise stopping()
+        now = time.time()
+        environment = Environment(
+            id=placement.id,
+            tenant=caller.tenant,
+            created_by=caller.who,
+            name=request.name,
+            image=image,
+            policy=request.policy,
+            backend=backend,
+            isolation=capabilities.isolation,
+            idle=request.idle,
+            variables=dict(request.env),
+            created_at=now,
+            expires_at=now + request.lifetime,
+            key=request.key,
+            placement=placement,
+            program=request.program,
+            survives=request.survives and not request.program,
+            layers=request.layers,
+        )
+        environment.lease = Lease(self._clock, request.lifetime, request.idle, environment.busy)
+        self._catalogue.add(environment)
+        return environment
 
     async def _made(self, caller: Caller, environment: Environment, act: Act, began: float) -> Environment:
         """What the start of an environment has come to. May be called again when it was cancelled."""
