@@ -11,7 +11,6 @@ import pytest
 from skerry.errors import Conflict, InvalidRequest
 from skerry.manager.audit import retention as manager
 from skerry.manager.caller import Caller
-from skerry.manager.environments.records import StoredRecords
 from skerry.store import Store, audit, environments, retention
 from skerry.store.audit import PRUNE, Head
 from tests.integration.stores import entry, on, record
@@ -30,7 +29,7 @@ async def fill(store: Store, rows: int = 10, **more: Any) -> None:
 
 
 async def prune(store: Store, before: float, caller: Caller | None = None) -> dict[str, Any]:
-    return await manager.prune(store, StoredRecords(store, "host"), caller or Caller(tenant="t"), before)
+    return await manager.prune(store, caller or Caller(tenant="t"), before)
 
 
 async def verify(store: Store, remembered: Head | None = None) -> Any:
@@ -178,13 +177,12 @@ def test_two_daemons_prune_and_write_at_once(store_url: str) -> None:
 
 def test_automatic_retention_is_off_unless_it_is_set(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(store: Store) -> None:
-        records = StoredRecords(store, "host")
         await fill(store)
         monkeypatch.delenv("SKERRY_AUDIT_DAYS", raising=False)
-        await manager.retain(store, records)
+        await manager.retain(store)
         assert len(await rows(store)) == 10
         monkeypatch.setenv("SKERRY_AUDIT_DAYS", "30")
-        await manager.retain(store, records)
+        await manager.retain(store)
         [row] = await rows(store)
         assert (row.action, row.peer, row.detail["removed"]) == (PRUNE, "daemon", 10)
         assert await verify(store) is None

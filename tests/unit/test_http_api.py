@@ -28,6 +28,7 @@ from skerry.manager.environments.request import CreateRequest
 from skerry.manager.executions.commands import Command
 from skerry.manager.executions.execution import Execution
 from skerry.manager.executions.output import STDOUT, TAP_LIMIT, Entry
+from skerry.manager.tenants.tokens import Tokens
 from skerry.store import Store
 from tests.unit.stubs import CALLER, POLICY, StubBackend, asynchronous, make_manager
 
@@ -47,7 +48,7 @@ def operation(path: str, method: str = "GET", handler: Any = echo, **more: Any) 
 
 
 API = Api(
-    cast(Engine, SimpleNamespace(authenticator=Authenticator(cast(Store, None)), metrics=Metrics())),
+    cast(Engine, SimpleNamespace(authenticator=Authenticator(cast(Tokens, None)), metrics=Metrics())),
     [
         operation("/a/{x}"),
         operation("/a/b"),
@@ -85,7 +86,7 @@ async def ask(
 async def test_a_daemon_that_stops_refuses_new_requests_and_says_that_nothing_was_done() -> None:
     manager = make_manager(StubBackend())
     engine = SimpleNamespace(
-        authenticator=Authenticator(cast(Store, None)), metrics=Metrics(), manager=manager
+        authenticator=Authenticator(cast(Tokens, None)), metrics=Metrics(), manager=manager
     )
     api = Api(cast(Engine, engine), [replace(operation("/a/b"), verb="read"), operation("/healthz")])
     assert (await ask("/a/b", api=api))[0] == 200
@@ -99,7 +100,9 @@ async def test_a_daemon_that_stops_refuses_new_requests_and_says_that_nothing_wa
 @asynchronous
 async def test_requests_of_a_tenant_that_used_its_share_wait_while_others_are_at_work() -> None:
     engine = SimpleNamespace(
-        authenticator=Authenticator(cast(Store, None)), metrics=Metrics(), manager=make_manager(StubBackend())
+        authenticator=Authenticator(cast(Tokens, None)),
+        metrics=Metrics(),
+        manager=make_manager(StubBackend()),
     )
     api = Api(cast(Engine, engine), [replace(operation("/a/b"), verb="read"), operation("/healthz")])
     lines().of("default").flow.spend(0.1)
@@ -116,7 +119,7 @@ async def test_requests_of_a_tenant_that_used_its_share_wait_while_others_are_at
 async def test_caller_that_had_to_wait_is_looked_at_again() -> None:
     manager = make_manager(StubBackend())
     engine = SimpleNamespace(
-        authenticator=Authenticator(cast(Store, None)), metrics=Metrics(), manager=manager
+        authenticator=Authenticator(cast(Tokens, None)), metrics=Metrics(), manager=manager
     )
     api = Api(cast(Engine, engine), [replace(operation("/a/b"), verb="read")])
     lines().of("default").flow.spend(0.1)
@@ -275,7 +278,7 @@ async def test_large_bodies_that_are_held_by_what_takes_long(monkeypatch: pytest
         await go_on.wait()
         return reply({})
 
-    engine = cast(Engine, SimpleNamespace(authenticator=Authenticator(cast(Store, None)), metrics=Metrics()))
+    engine = cast(Engine, SimpleNamespace(authenticator=Authenticator(cast(Tokens, None)), metrics=Metrics()))
     api = Api(engine, [operation("/wait", method="POST", handler=wait, body=Said)])
 
     async def say(size: int) -> int:

@@ -13,14 +13,16 @@ import pytest
 
 from skerry.daemon.http import audit as operations
 from skerry.errors import Busy
+from skerry.manager.audit import trail as module
+from skerry.manager.audit.trail import AuditTrail
 from skerry.manager.caller import Caller
 from skerry.store import Store, audit
 from skerry.store.audit import Entry
 from tests.unit.stubs import asynchronous
 
 
-def call_of(store: Store, tenant: str = "acme") -> Any:
-    return SimpleNamespace(caller=Caller(tenant), engine=SimpleNamespace(store=store))
+def call_of(trail: AuditTrail, tenant: str = "acme") -> Any:
+    return SimpleNamespace(caller=Caller(tenant), engine=SimpleNamespace(audit=trail))
 
 
 async def append(store: Store, action: str) -> None:
@@ -41,10 +43,10 @@ async def test_rows_that_do_not_fit_are_looked_at_once(
         looked.set()
 
     monkeypatch.setattr(audit, "pages", watched)
-    monkeypatch.setattr(operations, "LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(module, "LOOK_AGAIN", 0.01)
     for _ in range(3):
         await append(store, "other")
-    rows = operations._rows(call_of(store), 0, True, {"action": "wanted"})
+    rows = operations._rows(call_of(AuditTrail(store)), 0, True, {"action": "wanted"})
     first = asyncio.create_task(anext(rows))
     await looked.wait()
     await append(store, "wanted")
@@ -70,9 +72,10 @@ async def test_one_verification_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
             at_work -= 1
 
     monkeypatch.setattr(store, "read", watched)
-    asked = [operations.verify_audit(call_of(store, tenant), None, "") for tenant in ("a", "a", "b", "c")]
+    trail = AuditTrail(store)
+    asked = [operations.verify_audit(call_of(trail, tenant), None, "") for tenant in ("a", "a", "b", "c")]
     answers = await asyncio.gather(*asked, return_exceptions=True)
     assert [isinstance(answer, Busy) for answer in answers] == [False, True, False, False]
     assert most == 1
-    await operations.verify_audit(call_of(store, "a"), None, "")
+    await operations.verify_audit(call_of(trail, "a"), None, "")
     await store.close()

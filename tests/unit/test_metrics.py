@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from skerry.daemon.metrics import BOUNDS, MeasuredRecords, Metrics
+from skerry.daemon.metrics import BOUNDS, Metrics, WriteMetrics
 from skerry.errors import QuotaExceeded, StoreUnavailable
+from skerry.manager.environments.records import StoredRecords
 from skerry.models import Outcome
 from skerry.store import Store
 from skerry.store.audit import Entry
@@ -92,7 +93,7 @@ class AnsweringStore:
 @asynchronous
 async def test_what_cannot_be_written_is_counted(error: Exception | None, rows: int, failures: int) -> None:
     metrics = Metrics()
-    records = MeasuredRecords(cast(Store, AnsweringStore(error)), "host", metrics)
+    records = StoredRecords(cast(Store, AnsweringStore(error)), "host", WriteMetrics(metrics))
     for later in (False, True):
         await asyncio.wait((records.audit("acme", entry("execution", "", "intent"), later=later),))
         await asyncio.sleep(0)

@@ -25,7 +25,7 @@ from skerry.daemon.http import table
 from skerry.daemon.http.api import Api
 from skerry.daemon.http.operations import Engine
 from skerry.daemon.http.readiness import Readiness
-from skerry.daemon.metrics import MeasuredRecords, Metrics
+from skerry.daemon.metrics import Metrics, WriteMetrics
 from skerry.daemon.server import Server, listen, unlisten
 from skerry.daemon.watchdog import Watchdog
 from skerry.egress import presets
@@ -37,9 +37,12 @@ from skerry.host.interfaces import own_addresses
 from skerry.images.store import ImageStore
 from skerry.languages import Languages
 from skerry.manager.audit import retention
+from skerry.manager.audit.trail import AuditTrail
 from skerry.manager.code.programs import Code
 from skerry.manager.environments.manager import EnvironmentManager
-from skerry.manager.environments.records import Records
+from skerry.manager.environments.records import StoredRecords
+from skerry.manager.tenants.quotas import Quotas
+from skerry.manager.tenants.tokens import Tokens
 from skerry.settings import Home
 from skerry.store import Store
 
@@ -108,12 +111,16 @@ async def serve(
     budget().charged = metrics.accounts.charge
     watchdog = Watchdog()
     metrics.others.append(watchdog.lines)
-    manager = _make_manager(home, registry, images, MeasuredRecords(store, home.identity(), metrics))
+    records = StoredRecords(store, home.identity(), WriteMetrics(metrics))
+    manager = _make_manager(home, registry, images, records)
     stop = _Stop(manager)
-    authenticator = Authenticator(store)
+    tokens, quotas, trail = Tokens(store), Quotas(store), AuditTrail(store)
+    authenticator = Authenticator(tokens)
     code = Code(manager, images, home.path)
     readiness = Readiness(manager, store, home.path)
-    engine = Engine(manager, code, images, store, authenticator, home, readiness, metrics, stop.deleting)
+    engine = Engine(
+        manager, code, images, tokens, quotas, trail, authenticator, home, readiness, metrics, stop.deleting
+    )
     api = Api(engine, table.OPERATIONS)
     grpc_server = _grpc_server(api, engine, grpc, tls) if grpc else None
     await asyncio.to_thread(images.sweep)
@@ -124,7 +131,7 @@ async def serve(
     stop.on_signals()
     server.start()
     ready(grpc_server.addresses if grpc_server is not None else ())
-    work = [_sweep(home, manager, code), _retain(store, manager.records), authenticator.watch()]
+    work = [_sweep(home, manager, code), _retain(trail), authenticator.watch()]
     if idle_exit:
         work.append(_idle(server, manager, idle_exit, stop.deleting))
     tasks = [asyncio.create_task(each) for each in work]
@@ -214,10 +221,10 @@ async def _sweep(home: Home, manager: EnvironmentManager, code: Code) -> None:
             log.error("sweep failed", error=str(error))
 
 
-async def _retain(store: Store, records: Records) -> None:
+async def _retain(trail: AuditTrail) -> None:
     while True:
         try:
-            await retention.retain(store, records)
+            await trail.retain()
         except SkerryError as error:
             log.error("audit not pruned", error=str(error))
         await asyncio.sleep(RETAIN_EVERY)

@@ -19,9 +19,9 @@ import structlog
 from starlette.types import Scope
 
 from skerry.daemon.peers import Peer, cut_of, peer_of
-from skerry.errors import Denied, InvalidRequest, SkerryError, StoreUnavailable, StoreUnusable, Unauthorized
-from skerry.manager.caller import OWN_TENANT, Caller
-from skerry.store import Store, tokens
+from skerry.errors import Denied, SkerryError, StoreUnavailable, StoreUnusable, Unauthorized
+from skerry.manager.caller import Caller
+from skerry.manager.tenants.tokens import Tokens, check_tenant
 from skerry.store.tokens import Token
 
 LOOK_AGAIN = 2.0
@@ -31,7 +31,6 @@ NOTE_USE = 30.0
 KNOWN_MAX = 10_000
 HINT = "send `Authorization: Bearer <token>`; `skerry token create` makes one"
 
-_TENANT = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _TRACE = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 log = structlog.get_logger(component="auth")
@@ -48,8 +47,8 @@ def refusal(caller: Caller, verb: str) -> Denied:
 class Authenticator:
     """Knows callers by their connection or their token. `watch()` must run beside it."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
         self._known: dict[bytes, tuple[Token, float]] = {}
         """By the hash of the text: the token, and until when the store need not be asked again."""
         self._under_way: dict[str, set[Callable[[], None]]] = {}
@@ -122,21 +121,19 @@ class Authenticator:
 
     async def _expire(self) -> None:
         """Write down which tokens have expired, for daemons after this one. Raises StoreUnavailable."""
-        now = self._now()
-        if await self._store.read(lambda tx: tokens.expired(tx, now=now)):
-            await self._store.write(lambda tx: tokens.expire(tx, now=now))
+        await self._tokens.expire(self._now())
 
     async def note_use(self) -> None:
         """Raises StoreUnavailable."""
         used, self._used = self._used, {}
         if used:
-            await self._store.write(lambda tx: tokens.used(tx, used))
+            await self._tokens.note_use(used)
 
     async def _look(self) -> None:
         ids = tuple(self._under_way)
         if not ids:
             return
-        found = await self._store.read(lambda tx: [tokens.get(tx, id) for id in ids])
+        found = await self._tokens.get(ids)
         now = self._now()
         for id, token in zip(ids, found, strict=True):
             if token is None or not token.valid_at(now):
@@ -168,7 +165,7 @@ class Authenticator:
 
     async def _look_up(self, text: str, now: float) -> Token | None:
         try:
-            return await self._store.read(lambda tx: tokens.check(tx, text, now=now))
+            return await self._tokens.check(text, now)
         except (StoreUnavailable, StoreUnusable) as error:  # whose words are not for strangers
             raise StoreUnavailable("tokens cannot be looked up now", hint="try again") from error
 
@@ -185,13 +182,3 @@ def acting(caller: Caller, scope: Scope) -> Caller:
     if "admin" not in caller.verbs:
         raise Denied(f"{caller.who} is of the tenant {caller.tenant!r}, and may not act for others")
     return replace(caller, tenant=tenant, home=caller.tenant)
-
-
-def check_tenant(name: str) -> None:
-    """Raises InvalidRequest."""
-    if not _TENANT.fullmatch(name):
-        raise InvalidRequest(
-            f"{name!r} is not a name for a tenant", hint="a letter or digit, then up to 62 of a-z 0-9 _ . -"
-        )
-    if name == OWN_TENANT:
-        raise InvalidRequest(f"the tenant {name!r} is the daemon's own", hint="choose another name")

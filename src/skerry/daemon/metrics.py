@@ -11,23 +11,16 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from skerry.daemon.accounts import Accounts
 from skerry.errors import SkerryError
-from skerry.manager.environments.records import StoredRecords
-from skerry.models import Outcome, State
-from skerry.store import Store, Written
+from skerry.models import Outcome
 from skerry.store.audit import Entry
-
-if TYPE_CHECKING:
-    from skerry.manager.environments.environment import Environment
-    from skerry.manager.executions.execution import Execution
 
 MEDIA = "text/plain; version=0.0.4; charset=utf-8"
 BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
 """Seconds."""
-T = TypeVar("T")
 
 
 class Counter:
@@ -122,50 +115,29 @@ class Metrics:
             self.ended.add(_why(entry))
 
 
-class MeasuredRecords(StoredRecords):
-    """Counts what the manager writes down, and how long that takes."""
+class WriteMetrics:
+    """Counts what the manager writes to the store, and how long that takes."""
 
-    def __init__(self, store: Store, host: str, metrics: Metrics) -> None:
-        super().__init__(store, host)
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
-    def created(self, environment: Environment, intent: Entry) -> Written[str | None]:
-        written = super().created(environment, intent)
-        self._watched(environment.tenant, written.synced, intent)
-        self._metrics.accounts.of(environment.tenant).rows += 1  # beside that of the intent
-        return written
-
-    def changed(
-        self, environment: Environment, state: State, entry: Entry | None = None
-    ) -> asyncio.Future[None]:
-        return self._watched(environment.tenant, super().changed(environment, state, entry), entry)
-
-    def audit(self, tenant: str, entry: Entry, *, later: bool = False) -> asyncio.Future[None]:
-        return self._watched(tenant, super().audit(tenant, entry, later=later), entry, later)
-
-    def audit_early(self, tenant: str, entry: Entry) -> Written[None]:
-        written = super().audit_early(tenant, entry)
-        self._watched(tenant, written.synced, entry)
-        return written
-
-    def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]:
-        return self._watched(execution.caller.tenant, super().started(environment_id, execution))
-
-    def finished(self, execution_id: str, outcome: Outcome, exit_code: int | None) -> asyncio.Future[None]:
-        return self._watched(None, super().finished(execution_id, outcome, exit_code))
-
-    def _watched(
-        self, tenant: str | None, written: asyncio.Future[T], entry: Entry | None = None, later: bool = False
-    ) -> asyncio.Future[T]:
+    def wrote(
+        self,
+        written: asyncio.Future[Any],
+        tenant: str | None,
+        entry: Entry | None = None,
+        *,
+        rows: int = 1,
+        later: bool = False,
+    ) -> None:
         accounts = self._metrics.accounts
         if tenant is not None:
-            accounts.of(tenant).rows += 1
+            accounts.of(tenant).rows += rows
         if entry is not None:
             self._metrics.happened(entry)
             if tenant is not None:
                 accounts.happened(tenant, entry)
         written.add_done_callback(partial(self._written, 0.0 if later else time.perf_counter(), entry))
-        return written
 
     def _written(self, since: float, entry: Entry | None, written: asyncio.Future[Any]) -> None:
         metrics = self._metrics

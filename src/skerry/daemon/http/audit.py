@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -17,16 +17,8 @@ from skerry.daemon.http.answers import Stream, begun, line, reply
 from skerry.daemon.http.operations import NDJSON, Call, Operation, Parameter
 from skerry.daemon.http.requests import Body
 from skerry.errors import Busy, Conflict, InvalidRequest, StoreUnavailable
-from skerry.manager.audit import retention
-from skerry.store import audit
 from skerry.store.audit import AuditRow, Head
 
-LOOK_AGAIN = 0.5
-"""Seconds between two looks for rows that came: another daemon may have written them."""
-# It reads all rows, which can take long: whoever needs the store, for a look at a token say, must not wait for it.
-_one_verification = asyncio.Lock()
-_verifying: set[str] = set()
-"""Tenants, each once: nobody may fill the queue."""
 ROWS_AT_ONCE = 50
 KINDS = ("intent", "result", "denial", "lifecycle")
 
@@ -64,11 +56,10 @@ async def read_audit(
         "since": since,
         "until": until,
     }
-    await _settle(call)
+    trail = call.engine.audit
+    await trail.settle()
     if last is not None:
-        after = await call.engine.store.read(
-            lambda tx: audit.place_before(tx, call.caller.tenant, last, **filters)
-        )
+        after = await trail.place_before(call.caller.tenant, last, filters)
     rows = _rows(call, after, follow, filters)
     return Stream(rows if follow else await begun(rows), NDJSON)  # the first row may come in an hour
 
@@ -79,22 +70,7 @@ async def verify_audit(call: Call, seq: int | None, hash: str) -> Response:
             "seq and hash belong together: both are of a row that was written down elsewhere"
         )
     remembered = None if seq is None else Head(seq, hash)
-    tenant = call.caller.tenant
-    if tenant in _verifying:
-        raise Busy("this audit is being verified already", hint="wait for the answer")
-    _verifying.add(tenant)
-    try:
-        async with _one_verification:
-            await _settle(call)
-            broken, head, anchor = await call.engine.store.read(
-                lambda tx: (
-                    audit.verify(tx, tenant, remembered),
-                    audit.head(tx, tenant),
-                    audit.anchor(tx, tenant),
-                )
-            )
-    finally:
-        _verifying.discard(tenant)
+    broken, head, anchor = await call.engine.audit.verify(call.caller.tenant, remembered)
     return reply(
         {
             "intact": broken is None,
@@ -109,32 +85,15 @@ async def verify_audit(call: Call, seq: int | None, hash: str) -> Response:
 async def prune_audit(call: Call, body: Prune) -> Response:
     if body.before > time.time():
         raise InvalidRequest("`before` is in the future", hint="give a unix time that has passed")
-    async with _one_verification:
-        await _settle(call)
-        pruned = await retention.prune(call.engine.store, call.manager.records, call.caller, body.before)
-    return reply(pruned)
-
-
-async def _settle(call: Call) -> None:
-    """Nobody waits for results: let those of what was answered before be there."""
-    with contextlib.suppress(StoreUnavailable):
-        await call.engine.store.write(lambda tx: None)
+    return reply(await call.engine.audit.prune(call.caller, body.before))
 
 
 async def _rows(call: Call, after: int, follow: bool, filters: dict[str, Any]) -> AsyncGenerator[bytes, None]:
-    store, tenant = call.engine.store, call.caller.tenant
-    while True:
-        last = await store.read(lambda tx: audit.head(tx, tenant))
-        if last.seq > after or not follow:
-            async for page in audit.pages(store, tenant, after=after, **filters):
-                for at in range(0, len(page), ROWS_AT_ONCE):
-                    yield b"".join(line(asdict(row)) for row in page[at : at + ROWS_AT_ONCE])
-                    await asyncio.sleep(0)
-                after = page[-1].seq
-            after = max(after, last.seq)  # rows that do not fit are not looked at again
-        if not follow:
-            return
-        await asyncio.sleep(LOOK_AGAIN)
+    async with aclosing(call.engine.audit.pages(call.caller.tenant, after, filters, follow=follow)) as pages:
+        async for page in pages:
+            for at in range(0, len(page), ROWS_AT_ONCE):
+                yield b"".join(line(asdict(row)) for row in page[at : at + ROWS_AT_ONCE])
+                await asyncio.sleep(0)
 
 
 FILTERS = (

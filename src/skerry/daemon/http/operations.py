@@ -27,13 +27,15 @@ from skerry.errors import (
     StoreUnavailable,
 )
 from skerry.images.store import ImageStore
+from skerry.manager.audit.trail import AuditTrail
 from skerry.manager.caller import Caller
 from skerry.manager.code.programs import Code
 from skerry.manager.environments.manager import EnvironmentManager, Use
 from skerry.manager.executions.registry import Executions
 from skerry.manager.sessions.registry import Sessions
+from skerry.manager.tenants.quotas import Quotas
+from skerry.manager.tenants.tokens import Tokens
 from skerry.settings import Home
-from skerry.store import Store
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -55,7 +57,9 @@ class Engine:
     manager: EnvironmentManager
     code: Code
     images: ImageStore
-    store: Store
+    tokens: Tokens
+    quotas: Quotas
+    audit: AuditTrail
     authenticator: Authenticator
     home: Home
     readiness: Readiness

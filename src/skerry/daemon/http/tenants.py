@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 from starlette.responses import Response
 
-from skerry.daemon.auth import check_tenant
 from skerry.daemon.http import schemas
 from skerry.daemon.http.answers import reply
 from skerry.daemon.http.environments import Size
 from skerry.daemon.http.operations import Call, Operation, Parameter
 from skerry.daemon.http.requests import Body, Seconds, Text, Texts
-from skerry.errors import InvalidRequest, NotFound, StoreUnavailable
+from skerry.errors import NotFound, StoreUnavailable
 from skerry.manager.caller import VERBS, Caller
+from skerry.manager.tenants.tokens import DEFAULT_VERBS
 from skerry.policy import parse_size, seconds
-from skerry.store import Connection, audit, quotas, tokens
 from skerry.store.quotas import Quota
 from skerry.store.tokens import Token
 
-DEFAULT_VERBS = ("read", "create", "execute", "write", "delete")
-NAME_MAX = 100
 Verbs = Annotated[Texts, WithJsonSchema({"type": "array", "items": {"enum": list(VERBS)}})]
 
 
@@ -51,45 +47,22 @@ class NewQuota(Body):
 
 
 async def create_token(call: Call, body: NewToken) -> Response:
-    verbs = DEFAULT_VERBS if body.verbs is None else tuple(body.verbs)
-    unknown = sorted(set(verbs) - set(VERBS))
-    if unknown or not verbs:
-        what = f"there is no verb {unknown[0]!r}" if unknown else "a token without a verb allows nothing"
-        raise InvalidRequest(what, hint=f"known: {', '.join(VERBS)}")
-    if not 0 < len(body.name) <= NAME_MAX or not body.name.isprintable():
-        raise InvalidRequest(f"the name of a token has 1 to {NAME_MAX} printable characters")
-    tenant = call.caller.tenant if body.tenant is None else body.tenant
-    check_tenant(tenant)
-    now = time.time()
-    expires = None if body.lifetime is None else now + seconds(body.lifetime, "lifetime")
-
-    def work(tx: Connection) -> tuple[Token, str]:
-        token, text = tokens.create(
-            tx, tenant=tenant, name=body.name, verbs=verbs, now=now, expires_at=expires
-        )
-        told = {"id": token.id, "name": token.name, "tenant": tenant, "verbs": token.verbs}
-        _tell(call, tx, "token.create", told)
-        return token, text
-
-    token, text = await call.engine.store.write(work)
+    token, text = await call.engine.tokens.create(
+        call.caller,
+        call.caller.tenant if body.tenant is None else body.tenant,
+        body.name,
+        DEFAULT_VERBS if body.verbs is None else tuple(body.verbs),
+        None if body.lifetime is None else seconds(body.lifetime, "lifetime"),
+    )
     return reply({**_shown(token), "token": text}, 201)
 
 
 async def list_tokens(call: Call, tenant: str) -> Response:
-    found = await call.engine.store.read(lambda tx: tokens.find(tx, tenant=tenant or None))
-    return reply({"tokens": [_shown(token) for token in found]})
+    return reply({"tokens": [_shown(token) for token in await call.engine.tokens.list(tenant or None)]})
 
 
 async def revoke_token(call: Call, token_id: str) -> Response:
-    def work(tx: Connection) -> bool:
-        found = tokens.get(tx, token_id)
-        if found is None:
-            return False
-        tokens.revoke(tx, token_id, now=time.time())
-        _tell(call, tx, "token.revoke", {"id": found.id, "name": found.name, "tenant": found.tenant})
-        return True
-
-    if not await call.engine.store.write(work):
+    if not await call.engine.tokens.revoke(call.caller, token_id):
         raise NotFound(f"no token {token_id!r}", hint="`skerry token ls` lists them")
     call.engine.authenticator.revoked(token_id)
     return reply({})
@@ -97,22 +70,14 @@ async def revoke_token(call: Call, token_id: str) -> Response:
 
 async def get_quota(call: Call, tenant: str) -> Response:
     _check_sees(call.caller, tenant)
-    quota, used = await call.engine.store.read(lambda tx: (quotas.get(tx, tenant), quotas.in_use(tx, tenant)))
-    return reply(_quota(call, quota, used))
+    return reply(_quota(call, *await call.engine.quotas.get(tenant)))
 
 
 async def set_quota(call: Call, tenant: str, body: NewQuota) -> Response:
-    check_tenant(tenant)
     memory = None if body.memory is None else parse_size(body.memory, "memory")
     disk = None if body.disk is None else parse_size(body.disk, "disk")
     quota = Quota(tenant=tenant, environments=body.environments, cpus=body.cpus, memory=memory, disk=disk)
-
-    def work(tx: Connection) -> Quota:
-        quotas.put(tx, quota)
-        _tell(call, tx, "quota.set", asdict(quota))
-        return quotas.in_use(tx, tenant)
-
-    return reply(_quota(call, quota, await call.engine.store.write(work)))
+    return reply(_quota(call, quota, await call.engine.quotas.set(call.caller, quota)))
 
 
 def _check_sees(caller: Caller, tenant: str) -> None:
@@ -128,13 +93,6 @@ def _quota(call: Call, quota: Quota, used: Quota) -> dict[str, Any]:
 
 def _shown(token: Token) -> dict[str, Any]:
     return asdict(token)
-
-
-def _tell(call: Call, tx: Connection, action: str, detail: dict[str, Any]) -> None:
-    """In the audit of the operator, with what it is about: all of it is written down, or nothing."""
-    caller = call.caller.itself
-    entry = call.manager.act(caller, action).entry("lifecycle", "completed", detail=detail)
-    audit.append(tx, caller.tenant, (entry,))
 
 
 TOKEN = {

@@ -150,8 +150,8 @@ class Act:
         """Write the result down, unless there is no intent. Nobody waits for it."""
         if self._begun:
             self._begun = False
-            entry = self.entry("result", outcome, usage, detail)
-            note(self._log.audit(self.caller.tenant, entry, later=True))
+            row = self.entry("result", outcome, usage, detail)
+            note(self._log.audit(self.caller.tenant, row, later=True))
 
     def failed(self, error: BaseException) -> None:
         self.end(error.code if isinstance(error, SkerryError) else CANCELED)
@@ -177,23 +177,42 @@ class Act:
         usage: Usage | None = None,
         detail: dict[str, Any] | None = None,
     ) -> Entry:
-        subject = self._subject or Subject("", "", "", "")
-        return Entry(
-            at=time.time(),
-            kind=kind,
-            action=self._action,
-            request_id=self.caller.request_id,
-            trace_id=self.caller.trace_id,
-            token=self.caller.token,
-            peer=self.caller.peer,
-            environment_id=subject.environment_id,
-            backend=subject.backend,
-            isolation=subject.isolation,
-            image_digest=subject.image_digest,
-            detail={} if detail is None else bounded(detail),
-            outcome=outcome,
-            usage=None if usage is None else usage.to_dict(),
-        )
+        return entry(self.caller, self._action, kind, outcome, usage, detail, self._subject)
+
+
+def entry(
+    caller: Caller,
+    action: str,
+    kind: str,
+    outcome: str = "",
+    usage: Usage | None = None,
+    detail: dict[str, Any] | None = None,
+    subject: Subject | None = None,
+) -> Entry:
+    """One row of the audit, as of now."""
+    subject = subject or Subject("", "", "", "")
+    return Entry(
+        at=time.time(),
+        kind=kind,
+        action=action,
+        request_id=caller.request_id,
+        trace_id=caller.trace_id,
+        token=caller.token,
+        peer=caller.peer,
+        environment_id=subject.environment_id,
+        backend=subject.backend,
+        isolation=subject.isolation,
+        image_digest=subject.image_digest,
+        detail={} if detail is None else bounded(detail),
+        outcome=outcome,
+        usage=None if usage is None else usage.to_dict(),
+    )
+
+
+def operator_entry(caller: Caller, action: str, detail: dict[str, Any]) -> tuple[str, tuple[Entry]]:
+    """The tenant and the row of an operator's action, to be appended in the transaction that does it."""
+    caller = caller.itself
+    return caller.tenant, (entry(caller, action, "lifecycle", "completed", detail=detail),)
 
 
 class Denials:
@@ -220,9 +239,8 @@ class Denials:
         if len(self._told) > DENIERS_MAX:
             del self._told[next(iter(self._told))]
         log.warning("refused", action=action, code=error.code, who=caller.who, request=caller.request_id)
-        act = Act(self._log, caller, action, None, {})
         detail["not_told_before"] = untold or None
-        note(self._log.audit(caller.tenant, act.entry("denial", error.code, detail=detail)))
+        note(self._log.audit(caller.tenant, entry(caller, action, "denial", error.code, detail=detail)))
 
 
 def bounded(detail: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from skerry.errors import InvalidRequest, SkerryError
-from skerry.manager.audit.acts import Act, AuditLog
+from skerry.manager.audit.acts import entry, operator_entry
 from skerry.manager.caller import Caller
 from skerry.store import Connection, Store, audit, retention
 
@@ -20,11 +20,11 @@ DAY = 86400.0
 log = structlog.get_logger(component="audit")
 
 
-async def prune(store: Store, records: AuditLog, caller: Caller, before: float) -> dict[str, Any]:
-    """Remove rows of the caller's tenant that are older than `before`, and tell of it in its chain.
+async def prune(store: Store, caller: Caller, before: float) -> dict[str, Any]:
+    """Remove rows of the caller's tenant that are older than `before`, and record that in its chain.
 
-    Up to the first intent that has no result, and may still get one. If the caller acts for another tenant, its own
-    audit tells of it, too.
+    Stops at the first intent that has no result and may still get one. If the caller acts for another tenant, its own
+    audit records it too.
     Returns `removed`, the new anchor as `seq` and `hash`, and `unfinished`: the row that kept more from going, or None.
     Raises Conflict if the chain does not hold, StoreUnavailable.
     """
@@ -34,16 +34,13 @@ async def prune(store: Store, records: AuditLog, caller: Caller, before: float) 
     settled = await store.write(lambda tx: retention.settle(tx, tenant, rows, time.time())) if rows else 0
     if settled:
         found = await store.read(lambda tx: retention.find(tx, tenant, before))
-    entry = Act(records, caller, audit.PRUNE, None, {}).entry(
-        "lifecycle", "completed", detail={"before": before}
-    )
+    pruned = entry(caller, audit.PRUNE, "lifecycle", "completed", detail={"before": before})
 
     def work(tx: Connection) -> int:
-        removed = retention.prune(tx, tenant, found.last, entry)
+        removed = retention.prune(tx, tenant, found.last, pruned)
         if removed and caller.itself.tenant != tenant:
-            told = {"tenant": tenant, "seq": found.last.seq, "removed": removed}
-            at_home = Act(records, caller.itself, "tenant.audit.prune", None, {})
-            audit.append(tx, caller.itself.tenant, (at_home.entry("lifecycle", "completed", detail=told),))
+            detail = {"tenant": tenant, "seq": found.last.seq, "removed": removed}
+            audit.append(tx, *operator_entry(caller, "tenant.audit.prune", detail))
         return removed
 
     removed = await store.write(work)
@@ -73,7 +70,7 @@ def days() -> float | None:
     return value
 
 
-async def retain(store: Store, records: AuditLog) -> None:
+async def retain(store: Store) -> None:
     """Remove what is older than `SKERRY_AUDIT_DAYS`, of every tenant; to be called now and then."""
     kept = days()
     for tenant in await store.read(audit.tenants):
@@ -82,7 +79,7 @@ async def retain(store: Store, records: AuditLog) -> None:
                 await sweep(store, tenant)  # what a crash has left of a prune
             else:
                 caller = Caller(tenant=tenant, peer="daemon")
-                pruned = await prune(store, records, caller, time.time() - kept * DAY)
+                pruned = await prune(store, caller, time.time() - kept * DAY)
                 if pruned["removed"]:
                     log.info("audit pruned", tenant=tenant, rows=pruned["removed"], up_to=pruned["seq"])
         except SkerryError as error:

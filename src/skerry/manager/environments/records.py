@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from skerry.errors import StoreUnavailable
 from skerry.manager.audit.acts import AuditLog
@@ -24,6 +24,8 @@ from skerry.store import Connection, Store, Written, audit, environments, execut
 from skerry.store.audit import AuditRow, Entry
 from skerry.store.environments import EnvironmentRecord
 from skerry.store.executions import ExecutionRecord
+
+T = TypeVar("T")
 
 NOT_STARTED = "it could not be started"
 REMEMBERED = 1000
@@ -101,12 +103,31 @@ def _purge(tx: Connection, now: float) -> None:
     executions.purge(tx, now=now)
 
 
+class WriteObserver(Protocol):
+    """Is told of every write as it begins, in the event loop's thread."""
+
+    def wrote(
+        self,
+        written: asyncio.Future[Any],
+        tenant: str | None,
+        entry: Entry | None = None,
+        *,
+        rows: int = 1,
+        later: bool = False,
+    ) -> None:
+        """`written` resolves when the write is on disk; `entry` is the row of the audit in it, if any; `rows` are
+        charged to the tenant. With `later` nobody waits for it.
+        """
+        ...
+
+
 class StoredRecords:
     """In a store that several daemons may share: rows carry the host that they are of."""
 
-    def __init__(self, store: Store, host: str) -> None:
+    def __init__(self, store: Store, host: str, observer: WriteObserver | None = None) -> None:
         self._store = store
         self._host = host
+        self._observer = observer
         self._boot = boot_id()
         self._purge_at = time.monotonic() + PURGE_SECONDS
 
@@ -155,7 +176,9 @@ class StoredRecords:
             audit.append(tx, record.tenant, (intent,))
             return None
 
-        return self._store.write_early(work)
+        written = self._store.write_early(work)
+        self._observe(written.synced, record.tenant, intent, rows=2)
+        return written
 
     def changed(
         self, environment: Environment, state: State, entry: Entry | None = None
@@ -197,13 +220,16 @@ class StoredRecords:
             if purge:
                 _purge(tx, now)
 
-        return self._store.write(work)
+        return self._observe(self._store.write(work), tenant, entry)
 
     def audit(self, tenant: str, entry: Entry, *, later: bool = False) -> asyncio.Future[None]:
-        return self._store.write(lambda tx: _append(tx, tenant, entry), later=later)
+        written = self._store.write(lambda tx: _append(tx, tenant, entry), later=later)
+        return self._observe(written, tenant, entry, later=later)
 
     def audit_early(self, tenant: str, entry: Entry) -> Written[None]:
-        return self._store.write_early(lambda tx: _append(tx, tenant, entry))
+        written = self._store.write_early(lambda tx: _append(tx, tenant, entry))
+        self._observe(written.synced, tenant, entry)
+        return written
 
     def started(self, environment_id: str, execution: Execution) -> asyncio.Future[None]:
         command, caller = execution.command, execution.caller
@@ -227,7 +253,7 @@ class StoredRecords:
             },
             started_at=execution.started_at,
         )
-        return self._store.write(lambda tx: executions.insert(tx, record))
+        return self._observe(self._store.write(lambda tx: executions.insert(tx, record)), caller.tenant)
 
     def finished(self, execution_id: str, outcome: Outcome, exit_code: int | None) -> asyncio.Future[None]:
         now = time.time()
@@ -235,7 +261,7 @@ class StoredRecords:
         def work(tx: Connection) -> None:
             executions.finish(tx, execution_id, outcome=str(outcome), exit_code=exit_code, ended_at=now)
 
-        return self._store.write(work)
+        return self._observe(self._store.write(work), None)
 
     def kept(self, sizes: dict[str, int], kind: str, *, within: str | None = None) -> asyncio.Future[None]:
         def work(tx: Connection) -> None:
@@ -275,3 +301,16 @@ class StoredRecords:
 
     async def unfinished(self, environment: Environment) -> list[AuditRow]:
         return await self._store.read(lambda tx: audit.unfinished(tx, environment.tenant, environment.id))
+
+    def _observe(
+        self,
+        written: asyncio.Future[T],
+        tenant: str | None,
+        entry: Entry | None = None,
+        *,
+        rows: int = 1,
+        later: bool = False,
+    ) -> asyncio.Future[T]:
+        if self._observer is not None:
+            self._observer.wrote(written, tenant, entry, rows=rows, later=later)
+        return written
