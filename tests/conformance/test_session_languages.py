@@ -11,7 +11,7 @@ import pytest
 
 from skerry.errors import Conflict, InvalidRequest
 from skerry.manager.sessions import shell as shell_sessions
-from skerry.manager.sessions.calls import Code
+from skerry.manager.sessions.calls import SessionCode
 from skerry.manager.sessions.shell import ShellSession
 from skerry.models import Outcome, SessionResult
 from tests import support
@@ -108,7 +108,7 @@ async def test_programs_of_javascript_do_not_inherit_the_private_descriptors(box
 async def test_a_limit_of_memory_is_for_python_alone(box: Box) -> None:
     async with opened(box, "nodejs") as session:
         with pytest.raises(InvalidRequest):
-            session.prepare(CALLER, Code("1", memory=1 << 30))
+            session.prepare(CALLER, SessionCode("1", memory=1 << 30))
 
 
 @asynccontextmanager
@@ -121,7 +121,7 @@ async def bash(box: Box, **options: Any) -> AsyncIterator[ShellSession]:
 
 
 async def command(session: ShellSession, text: str, **options: Any) -> SessionResult:
-    return await session.prepare(CALLER, Code(text, **options)).run()
+    return await session.prepare(CALLER, SessionCode(text, **options)).run()
 
 
 @pytest.mark.requirement("R9", "R45")

@@ -18,7 +18,7 @@ from skerry.manager.environments.records import Records
 from skerry.manager.executions.registry import Executions
 from skerry.manager.executions.runtime import Runtime
 from skerry.manager.sessions import registry as module
-from skerry.manager.sessions.calls import Code
+from skerry.manager.sessions.calls import SessionCode
 from skerry.manager.sessions.interpreter import Interpreter
 from skerry.manager.sessions.registry import Sessions
 from skerry.models import Outcome, SessionResult
@@ -73,7 +73,7 @@ async def opened(box: Box, language: str = "python", **options: Any) -> AsyncIte
 
 
 async def run(session: Interpreter, text: str, **options: Any) -> SessionResult:
-    return await session.prepare(CALLER, Code(text, **options)).run()
+    return await session.prepare(CALLER, SessionCode(text, **options)).run()
 
 
 async def said(session: Interpreter, text: str, **options: Any) -> str:
@@ -85,7 +85,7 @@ async def said(session: Interpreter, text: str, **options: Any) -> str:
 
 async def running(session: Interpreter, text: str, **options: Any) -> asyncio.Task[SessionResult]:
     """A call that has written something."""
-    call = session.prepare(CALLER, Code(text, **options))
+    call = session.prepare(CALLER, SessionCode(text, **options))
     tap = call.tap()
     task = asyncio.create_task(call.run())
     await anext(tap)
@@ -392,8 +392,8 @@ async def test_code_that_ignores_its_limit_is_killed(box: Box) -> None:
 
 async def test_a_caller_that_goes_away_interrupts(box: Box) -> None:
     async with opened(box) as session:
-        call = session.prepare(CALLER, Code("x = 5\nwhile True: pass"))
-        waiting = session.prepare(CALLER, Code("x = 6"))
+        call = session.prepare(CALLER, SessionCode("x = 5\nwhile True: pass"))
+        waiting = session.prepare(CALLER, SessionCode("x = 6"))
         tasks = [asyncio.create_task(each.run()) for each in (call, waiting)]
         await asked(session)
         waiting.stop(Outcome.CANCELED, "gone")

@@ -30,7 +30,7 @@ from skerry.daemon.listening import open_doors
 from skerry.daemon.peers import CUT, cut_of, peer_of, take_share
 from skerry.daemon.server import Server
 from skerry.errors import InvalidRequest
-from skerry.manager.capacity import Room
+from skerry.manager.capacity import SharedCapacity
 from tests import certificates
 from tests.support import require
 
@@ -431,7 +431,7 @@ async def test_one_tenant_cannot_take_all_connections(kind: str) -> None:
             reader, writer = await there.say(f"GET /tenant/{tenant} HTTP/1.1\r\nhost: localhost\r\n\r\n")
             return (await response(reader))[1]["got"], reader, writer
 
-        there.door._tenants = Room(4)
+        there.door._tenants = SharedCapacity(4)
         first = [await of("a") for _ in range(2)]
         assert all(got for got, _, _ in first)
         refused = await of("a")

@@ -27,7 +27,7 @@ from skerry.fairness import budget, lines
 from skerry.manager.environments.request import CreateRequest
 from skerry.manager.executions.commands import Command
 from skerry.manager.executions.execution import Execution
-from skerry.manager.executions.output import STDOUT, TAP_LIMIT, Entry
+from skerry.manager.executions.output import STDOUT, TAP_LIMIT, Chunk
 from skerry.manager.tenants.tokens import Tokens
 from skerry.store import Store
 from tests.unit.stubs import CALLER, POLICY, StubBackend, asynchronous, make_manager
@@ -222,10 +222,10 @@ async def test_events_after_a_gap_have_no_id(monkeypatch: pytest.MonkeyPatch) ->
 
     await anext(stream)
     (tap,) = execution._taps
-    tap.offer(Entry(0.0, execution.id, STDOUT, b"x" * TAP_LIMIT))
-    tap.offer(Entry(0.0, execution.id, STDOUT, b"lost"))
+    tap.offer(Chunk(0.0, execution.id, STDOUT, b"x" * TAP_LIMIT))
+    tap.offer(Chunk(0.0, execution.id, STDOUT, b"lost"))
     assert (await following()).startswith(f"id: {events.DAEMON}-262144\nevent: output\n".encode())
-    tap.offer(Entry(0.0, execution.id, STDOUT, b"later"))
+    tap.offer(Chunk(0.0, execution.id, STDOUT, b"later"))
     assert (await following()).startswith(b'event: dropped\ndata: {"message":"4 bytes')
     assert (await following()).startswith(b"event: output\n")
     await stream.aclose()

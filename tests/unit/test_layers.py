@@ -16,7 +16,7 @@ import pytest
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.host.trees import remove_tree
 from skerry.manager.code import layers
-from skerry.manager.code.layers import Kept, Layers
+from skerry.manager.code.layers import Layers, StoredLayer
 
 KIB = 1024
 
@@ -42,7 +42,7 @@ def entry(name: str, type: bytes, **more: Any) -> tarfile.TarInfo:
     return member
 
 
-def made(store: Layers, key: str, archive: BinaryIO | None = None) -> Kept:
+def made(store: Layers, key: str, archive: BinaryIO | None = None) -> StoredLayer:
     with archive or tar(file=os.urandom(64 * KIB)) as content:
         kept = store.make("acme", key, content)
     store.add(kept)

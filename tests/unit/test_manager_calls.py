@@ -10,7 +10,7 @@ import pytest
 
 from skerry.manager.caller import Caller
 from skerry.manager.sessions import calls
-from skerry.manager.sessions.calls import Call
+from skerry.manager.sessions.calls import SessionCall
 from skerry.manager.sessions.registry import Sessions
 
 
@@ -21,11 +21,11 @@ def test_whoever_takes_all_that_there_is_leaves_something(monkeypatch: pytest.Mo
     session: Any = SimpleNamespace(runtime=None)
 
     async def main() -> None:
-        greedy, modest = [Call(session, {}) for _ in range(9)], Call(session, {})
+        greedy, modest = [SessionCall(session, {}) for _ in range(9)], SessionCall(session, {})
         for call in greedy:
             for number in range(1, 30):
                 _show(call, number, bytes(50))
-        assert Call._held == 1000
+        assert SessionCall._held == 1000
         assert sum(call._size for call in greedy) == 1000 + 9 * 100
         _show(modest, 1, bytes(80))
         _show(modest, 2, bytes(80))
@@ -35,7 +35,7 @@ def test_whoever_takes_all_that_there_is_leaves_something(monkeypatch: pytest.Mo
         ]
         for call in (*greedy, modest):
             call._leave()
-        assert Call._held == 0
+        assert SessionCall._held == 0
 
     asyncio.run(main())
 
@@ -61,6 +61,6 @@ def test_a_close_that_takes_long_leaves_a_new_session_of_the_same_id_alone() -> 
     asyncio.run(main())
 
 
-def _show(call: Call, number: int, data: bytes) -> None:
+def _show(call: SessionCall, number: int, data: bytes) -> None:
     head = {"token": call.id, "value": number, "kind": "display", "type": "text/plain", "size": len(data)}
     call.on_reply(head, data)

@@ -23,7 +23,7 @@ from skerry.images.store import ImageStore
 from skerry.manager.code import programs as code
 from skerry.manager.code import toolchains
 from skerry.manager.code.program import Program
-from skerry.manager.code.programs import Code
+from skerry.manager.code.programs import Programs
 from skerry.manager.code.toolchains import Toolchains
 from skerry.manager.environments.environment import Environment
 from skerry.models import Outcome
@@ -50,7 +50,7 @@ class World:
         self.backend = StubBackend()
         self.backend.program = self._program
         self.manager = make_manager(self.backend, records=records)
-        self.code = Code(self.manager, cast(ImageStore, StubImages()), str(home))
+        self.code = Programs(self.manager, cast(ImageStore, StubImages()), str(home))
         self.programs: list[StubProcess] = []
         self.versions = 0
         self.missing = False

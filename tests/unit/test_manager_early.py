@@ -16,7 +16,7 @@ from skerry.manager.executions.commands import Command
 from skerry.manager.executions.output import STDOUT, Log
 from skerry.manager.executions.queue import RunQueue
 from skerry.manager.executions.registry import Executions
-from skerry.manager.sessions.calls import Call
+from skerry.manager.sessions.calls import SessionCall
 from skerry.models import Outcome, State, Usage
 from skerry.store import Written
 from skerry.store.audit import Entry
@@ -154,7 +154,7 @@ async def test_output_of_a_call_waits_for_the_disk() -> None:
     session: Any = SimpleNamespace(runtime=SimpleNamespace(log=log, tenant="", charge=lambda _: None))
     for error in (None, StoreUnavailable("no such disk")):
         disk = asyncio.get_running_loop().create_future()
-        call = Call(session, {}, on_disk=on_disk)
+        call = SessionCall(session, {}, on_disk=on_disk)
         tap = call.tap()
         telling = asyncio.create_task(call.on_output(STDOUT, b"out"))
         for _ in range(100):
@@ -187,7 +187,7 @@ async def test_the_result_of_a_call_waits_for_the_disk() -> None:
     session.begin = lambda call: SimpleNamespace(write=nothing)
     for error in (None, StoreUnavailable("no such disk")):
         disk = asyncio.get_running_loop().create_future()
-        call = Call(session, {}, on_disk=on_disk)
+        call = SessionCall(session, {}, on_disk=on_disk)
         running = asyncio.create_task(call.run())
         await asyncio.sleep(0)
         call.on_reply({"token": call.id, "end": None}, b"")

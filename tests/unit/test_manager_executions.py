@@ -11,7 +11,7 @@ import pytest
 
 from skerry.errors import Busy, Conflict, ExecutionNotFound, GuestFailed, InvalidRequest
 from skerry.manager.caller import Caller
-from skerry.manager.capacity import Room
+from skerry.manager.capacity import SharedCapacity
 from skerry.manager.clock import since_boot
 from skerry.manager.environments.environment import Environment
 from skerry.manager.environments.manager import EnvironmentManager
@@ -19,7 +19,7 @@ from skerry.manager.environments.request import CreateRequest
 from skerry.manager.executions import execution as one
 from skerry.manager.executions import registry as module
 from skerry.manager.executions.commands import OUTPUT_LIMIT, OUTPUT_LIMIT_MAX, Command
-from skerry.manager.executions.output import Recent
+from skerry.manager.executions.output import RecentOutput
 from skerry.manager.executions.queue import WAITING_MAX
 from skerry.manager.executions.registry import Executions
 from skerry.models import ExecutionResult, Outcome, State
@@ -186,7 +186,7 @@ async def test_timeout_of_an_adopted_execution_ignores_jumps_of_the_clock(
         started_at=time.time() - 50 + jump,
         detail=detail,
     )
-    one.Execution.adopted(executions.runtime, record, cast(Any, process), Recent(1000), lambda _: None)
+    one.Execution.adopted(executions.runtime, record, cast(Any, process), RecentOutput(1000), lambda _: None)
     assert 5 < limits[-1] <= 10
     process.end()
     await running
@@ -456,7 +456,7 @@ async def test_the_log_holds_what_everything_wrote_and_drops_for_slow_followers(
 
 @asynchronous
 async def test_large_outputs_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Executions, "_large", Room(module.LARGE_MAX))  # of the whole process
+    monkeypatch.setattr(Executions, "_large", SharedCapacity(module.LARGE_MAX))  # of the whole process
     _, manager, environment, executions, _ = await setup()
     other = await manager.create(CALLER, CreateRequest(policy=POLICY))
     assert other.executions is not None

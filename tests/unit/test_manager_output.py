@@ -16,10 +16,10 @@ from skerry.manager.executions.output import (
     SMALL,
     STDERR,
     STDOUT,
-    Entry,
-    Head,
+    Chunk,
+    FirstOutput,
     Log,
-    Recent,
+    RecentOutput,
     Tap,
 )
 from tests.unit.stubs import asynchronous
@@ -29,10 +29,10 @@ COUNT = 1 << 15
 MIB = 1 << 20
 
 
-def pieces(count: int, executions: int = 1) -> Iterator[Entry]:
+def pieces(count: int, executions: int = 1) -> Iterator[Chunk]:
     """Single bytes that alternate between the two streams, of each execution in turn."""
     for number in range(count):
-        yield Entry(
+        yield Chunk(
             number, f"e{number % executions}", STDERR if number & 1 else STDOUT, b"%c" % (number & 127)
         )
 
@@ -51,8 +51,8 @@ def grown(work: Callable[[], object]) -> int:
 
 
 def test_single_bytes_that_alternate_cost_little() -> None:
-    def keep() -> Head:
-        head = Head(MIB)
+    def keep() -> FirstOutput:
+        head = FirstOutput(MIB)
         for entry in pieces(COUNT):
             head.add(entry)
         assert head.size == COUNT
@@ -85,7 +85,7 @@ async def test_reader_of_single_bytes_holds_a_bounded_amount() -> None:
 
 @asynchronous
 async def test_readers_share_what_is_kept() -> None:
-    head = Head(MIB)
+    head = FirstOutput(MIB)
     for entry in pieces(COUNT):
         head.add(entry)
     assert grown(lambda: [Tap(head.blocks()) for _ in range(20)]) < 8 * COUNT
@@ -96,9 +96,9 @@ async def test_readers_share_what_is_kept() -> None:
 async def test_order_of_all_pieces_survives(executions: int) -> None:
     written = list(pieces(10_000, executions))
     written += [
-        Entry(0.0, "e0", STDOUT, b"x" * length) for length in (1, 31, 32, 33, SMALL - 1, SMALL, 5 * SMALL)
+        Chunk(0.0, "e0", STDOUT, b"x" * length) for length in (1, 31, 32, 33, SMALL - 1, SMALL, 5 * SMALL)
     ]
-    head = Head(MIB)
+    head = FirstOutput(MIB)
     for entry in written:
         head.add(entry)
     tap = Tap(head.blocks())
@@ -115,35 +115,35 @@ async def test_order_of_all_pieces_survives(executions: int) -> None:
 
 
 def test_head_keeps_the_first_bytes_of_each_stream() -> None:
-    head = Head(5)
+    head = FirstOutput(5)
     for entry in pieces(20):
         head.add(entry)
-    head.add(Entry(0.0, "e0", STDOUT, b"late"))
+    head.add(Chunk(0.0, "e0", STDOUT, b"late"))
     assert (head.joined(STDOUT), head.joined(STDERR)) == (bytes(range(0, 10, 2)), bytes(range(1, 11, 2)))
 
 
 def test_recent_keeps_the_last_bytes() -> None:
-    recent = Recent(64)
+    recent = RecentOutput(64)
     for number in range(100):
-        recent.add(Entry(0.0, "e0", STDOUT, b"%04d" % number))
+        recent.add(Chunk(0.0, "e0", STDOUT, b"%04d" % number))
     assert recent.joined(STDOUT) == b"".join(b"%04d" % number for number in range(84, 100))
-    recent.add(Entry(0.0, "e0", STDOUT, b"y" * 1000))
+    recent.add(Chunk(0.0, "e0", STDOUT, b"y" * 1000))
     assert recent.joined(STDOUT) == b"y" * 64
 
 
 @asynchronous
 async def test_replay_does_not_change_when_more_comes() -> None:
-    head = Head(MIB)
-    head.add(Entry(0.0, "e0", STDOUT, b"before"))
+    head = FirstOutput(MIB)
+    head.add(Chunk(0.0, "e0", STDOUT, b"before"))
     tap = Tap(head.blocks())
-    head.add(Entry(0.0, "e0", STDOUT, b" after"))
+    head.add(Chunk(0.0, "e0", STDOUT, b" after"))
     tap.close()
     assert [entry.data async for entry in tap] == [b"before"]
 
 
 @asynchronous
 async def test_reader_of_single_bytes_leaves_others_their_turn() -> None:
-    head = Head(MIB)
+    head = FirstOutput(MIB)
     for entry in pieces(4000):
         head.add(entry)
     tap = Tap(head.blocks())

@@ -624,7 +624,7 @@ async def test_a_create_that_meets_the_end_of_the_daemon_makes_nothing(
         first = await manager.create(CALLER, CreateRequest(policy=POLICY))
         creating = asyncio.create_task(manager.create(CALLER, CreateRequest(policy=POLICY)))
         pool = manager.pools.find("default")
-        await until(lambda: bool(pool._line))
+        await until(lambda: bool(pool._queue))
         pool.released(first.id)  # its turn has come, and it has not noticed
         kept.add(first.id)
     manager.refuse()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from skerry.manager.capacity import Room
+from skerry.manager.capacity import SharedCapacity
 
 
 def test_whoever_takes_all_leaves_something() -> None:
-    room = Room(1000)
+    room = SharedCapacity(1000)
     assert room.take("a", 400)
     assert not room.take("a", 150)
     assert room.take("a", 100)
@@ -20,7 +20,7 @@ def test_whoever_takes_all_leaves_something() -> None:
 
 
 def test_what_is_held_is_given_back() -> None:
-    room = Room(1000)
+    room = SharedCapacity(1000)
     with room.held("a", usual=100) as more:
         assert more(60)
         assert more(40)

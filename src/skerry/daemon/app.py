@@ -38,7 +38,7 @@ from skerry.images.store import ImageStore
 from skerry.languages import Languages
 from skerry.manager.audit import retention
 from skerry.manager.audit.trail import AuditTrail
-from skerry.manager.code.programs import Code
+from skerry.manager.code.programs import Programs
 from skerry.manager.environments.manager import EnvironmentManager
 from skerry.manager.environments.records import StoredRecords
 from skerry.manager.tenants.quotas import Quotas
@@ -116,7 +116,7 @@ async def serve(
     stop = _Stop(manager)
     tokens, quotas, trail = Tokens(store), Quotas(store), AuditTrail(store)
     authenticator = Authenticator(tokens)
-    code = Code(manager, images, home.path)
+    code = Programs(manager, images, home.path)
     readiness = Readiness(manager, store, home.path)
     engine = Engine(
         manager, code, images, tokens, quotas, trail, authenticator, home, readiness, metrics, stop.deleting
@@ -152,7 +152,9 @@ async def serve(
             await store.close()
 
 
-def _make_manager(home: Home, registry: Registry, images: ImageStore, records: Records) -> EnvironmentManager:
+def _make_manager(
+    home: Home, registry: Registry, images: ImageStore, records: StoredRecords
+) -> EnvironmentManager:
     """Raises InvalidRequest."""
     return EnvironmentManager(
         registry,
@@ -164,7 +166,7 @@ def _make_manager(home: Home, registry: Registry, images: ImageStore, records: R
     )
 
 
-async def _end_environments(manager: EnvironmentManager, code: Code, *, keep: bool) -> None:
+async def _end_environments(manager: EnvironmentManager, code: Programs, *, keep: bool) -> None:
     """Delete the environments, or leave them to the next daemon."""
     manager.refuse()
     if len(manager):
@@ -210,7 +212,7 @@ def _grpc_server(
     return GrpcServer(api, api.admit, table.OPERATIONS, engine.readiness.check, addresses, tls)
 
 
-async def _sweep(home: Home, manager: EnvironmentManager, code: Code) -> None:
+async def _sweep(home: Home, manager: EnvironmentManager, code: Programs) -> None:
     while True:
         await asyncio.sleep(SWEEP_EVERY)
         try:

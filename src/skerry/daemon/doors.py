@@ -24,7 +24,7 @@ from skerry.daemon import origin
 from skerry.daemon.http1.protocol import Admission, HttpProtocol, Timeouts
 from skerry.daemon.peers import Peer
 from skerry.errors import DaemonUnavailable, Denied
-from skerry.manager.capacity import Room
+from skerry.manager.capacity import SharedCapacity
 
 CROWD = 4096
 """Connections that one door has at once, at most a quarter of what this process may have open."""
@@ -61,7 +61,7 @@ class Door(Admission):
     def most(self, most: int) -> None:
         """How many connections are served at once. No address and no tenant gets more than half of what is left."""
         self._most = most
-        self.addresses, self._tenants = Room(most), Room(most)
+        self.addresses, self._tenants = SharedCapacity(most), SharedCapacity(most)
 
     def share(self, tenant: str, instead_of: str | None) -> bool:
         if instead_of is not None:

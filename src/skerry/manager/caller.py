@@ -1,4 +1,4 @@
-"""Who asks for something, and what they may."""
+"""The caller of a request: tenant, token and permissions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ VERBS = ("read", "create", "execute", "write", "delete", "images", "audit", "adm
 delete environments, change images, read the tenant's audit, and run the daemon (tokens, quotas, all tenants)."""
 DEFAULT_TENANT = "default"
 OWN_TENANT = "skerry"
-"""The daemon's own, for what it finds out for all tenants: nobody can be given a token of it, or act for it."""
+"""The daemon's own tenant, for work that serves all tenants. No token can be for it."""
 _ALL = frozenset(VERBS)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One request's. Without a token: the operator, on the daemon's own socket."""
+    """The caller of one request. Without a token: the operator, on the daemon's own socket."""
 
     tenant: str = DEFAULT_TENANT
     verbs: frozenset[str] = _ALL
@@ -35,7 +35,7 @@ class Caller:
 
     @property
     def itself(self) -> Caller:
-        """Acting for nobody: what is done to the daemon is told at home, where nobody can choose another audit."""
+        """The caller in its own tenant: actions on the daemon are audited there, whatever tenant it acts for."""
         return replace(self, tenant=self.home, home="") if self.home else self
 
     @property

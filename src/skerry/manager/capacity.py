@@ -1,4 +1,4 @@
-"""Room that tenants share: bytes of the daemon's memory, or of its disk."""
+"""Capacity that tenants share: bytes of the daemon's memory, or of its disk."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Room:
-    """No tenant gets more of it than what is left: whoever takes all he can get leaves something to the next."""
+class SharedCapacity:
+    """A tenant may hold at most as much as it leaves free, so one that takes all it can leaves some to the next."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -19,7 +19,7 @@ class Room:
         return self._taken.total()
 
     def take(self, tenant: str, size: int) -> bool:
-        """Whether there was so much for it; `give_back` it, then."""
+        """Reserve bytes for a tenant: False if they are not free. Release them with `give_back`."""
         if size and self._taken[tenant] + size > self._most - self.taken - size:
             return False
         self._taken[tenant] += size
@@ -32,7 +32,10 @@ class Room:
 
     @contextmanager
     def held(self, tenant: str, usual: int = 0) -> Iterator[Callable[[int], bool]]:
-        """What takes more of it, as `take` does, until the block ends; the first `usual` are not counted."""
+        """Yields a function that reserves more, as `take` does; all is released at the end of the block.
+
+        The first `usual` bytes are not counted.
+        """
         size = taken = 0
 
         def more(count: int) -> bool:

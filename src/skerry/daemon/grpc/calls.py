@@ -26,7 +26,7 @@ from skerry.daemon.http.operations import EVENTS, NDJSON, Operation
 from skerry.daemon.peers import CUT, GONE, PEER, Peer
 from skerry.errors import Busy, InvalidRequest, PlatformError, SkerryError, TooSlow, Unauthorized, from_dict
 from skerry.manager.caller import Caller
-from skerry.manager.capacity import Room
+from skerry.manager.capacity import SharedCapacity
 
 FIRST_SECONDS = 10.0
 """Within this time a call sends its first message."""
@@ -55,7 +55,7 @@ class Calls:
         self._app = app
         self._admit = admit
         self._reads = _Turns(READS_AT_ONCE)
-        self._streams = Room(STREAMS_MAX)
+        self._streams = SharedCapacity(STREAMS_MAX)
         self.under_way: set[asyncio.Task[None]] = set()
 
     def handler(self, method: Method) -> grpc.RpcMethodHandler[Any, Any]:

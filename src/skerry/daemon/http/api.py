@@ -37,7 +37,7 @@ from skerry.errors import (
 )
 from skerry.fairness import Line, Timed, lines
 from skerry.manager.caller import Caller
-from skerry.manager.capacity import Room
+from skerry.manager.capacity import SharedCapacity
 
 PATH_TOLD = 200
 BODY_USUAL = 256 << 10
@@ -67,8 +67,8 @@ class Api:
 
     def __init__(self, engine: Engine, operations: Iterable[Operation]) -> None:
         self._engine = engine
-        self._bodies = Room(BODIES_MAX)
-        self._answers = Room(ANSWERS_MAX)
+        self._bodies = SharedCapacity(BODIES_MAX)
+        self._answers = SharedCapacity(ANSWERS_MAX)
         self._root = _Node()
         for operation in operations:
             self._add(operation)

@@ -16,7 +16,7 @@ from skerry.daemon.http.attach import summary
 from skerry.daemon.http.operations import EVENTS, IN_EXECUTION, Call, Operation, Parameter
 from skerry.errors import InvalidRequest
 from skerry.manager.executions.execution import Execution
-from skerry.manager.executions.output import DROPPED, STREAM_NAMES, Entry, Tap
+from skerry.manager.executions.output import DROPPED, STREAM_NAMES, Chunk, Tap
 from skerry.models import encode_bytes
 
 HEARTBEAT = 15.0
@@ -91,7 +91,7 @@ async def stream(execution: Execution, after: int | None) -> AsyncGenerator[byte
         execution.untap(tap)
 
 
-async def next_of(tap: Tap) -> Entry | None:
+async def next_of(tap: Tap) -> Chunk | None:
     """What comes next, or None after so long a silence that a comment is due. Raises StopAsyncIteration at the end."""
     try:
         async with asyncio.timeout(HEARTBEAT):

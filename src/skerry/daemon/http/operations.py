@@ -29,7 +29,7 @@ from skerry.errors import (
 from skerry.images.store import ImageStore
 from skerry.manager.audit.trail import AuditTrail
 from skerry.manager.caller import Caller
-from skerry.manager.code.programs import Code
+from skerry.manager.code.programs import Programs
 from skerry.manager.environments.manager import EnvironmentManager, Use
 from skerry.manager.executions.registry import Executions
 from skerry.manager.sessions.registry import Sessions
@@ -55,7 +55,7 @@ class Engine:
     """The parts of the daemon that operations use. `stop` ends the daemon after the response is sent."""
 
     manager: EnvironmentManager
-    code: Code
+    code: Programs
     images: ImageStore
     tokens: Tokens
     quotas: Quotas

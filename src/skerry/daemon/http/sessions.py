@@ -22,7 +22,7 @@ from skerry.daemon.http.requests import Body, Content, Encoding, Seconds, Text, 
 from skerry.errors import Busy, FileConflict, LanguageNotFound, LimitReached, SessionNotFound
 from skerry.manager.environments.manager import Use
 from skerry.manager.executions.output import STREAM_NAMES
-from skerry.manager.sessions.calls import Code
+from skerry.manager.sessions.calls import SessionCode
 from skerry.manager.sessions.interpreter import Interpreter
 from skerry.manager.sessions.registry import LANGUAGES
 from skerry.models import Outcome, SessionResult, encode_bytes
@@ -55,8 +55,8 @@ class RunCode(Body):
     memory: Size | None = None
     """Bytes (`512m` and the like) that the interpreter may have meanwhile."""
 
-    async def to_code(self) -> Code:
-        return Code(
+    async def to_code(self) -> SessionCode:
+        return SessionCode(
             text=str(self.code),
             stdin=None if self.stdin is None else await decode(self.stdin, self.stdin_encoding, "stdin"),
             timeout=self.timeout,
@@ -120,7 +120,7 @@ async def stream_code(call: Call, environment_id: str, session_id: str, body: Ru
 
 
 async def _events(
-    call: Call, environment_id: str, session_id: str, code: Code
+    call: Call, environment_id: str, session_id: str, code: SessionCode
 ) -> AsyncGenerator[bytes, None]:
     async with call.using_early(environment_id, "session.run", session_id=session_id, **code.told) as use:
         session = use.sessions.find(session_id)

@@ -1,7 +1,6 @@
-"""What the audit keeps: an intent before each thing that is done, a result after it, and what happens by itself.
+"""Rows of the audit: an intent before each action, a result after it, denials, and lifecycle events.
 
-The rows of one request have its id in common. No value of a variable, no input and no output is in them, but
-their names, sizes and hashes.
+The rows of one request share its id. They hold names, sizes and hashes, never values of variables, input or output.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
     from skerry.store import Written
 
 TEXT_MAX = 8192
-"""Characters of one text; of a longer one, its beginning, its size and its hash are kept."""
+"""Characters of one text; a longer one is replaced by its beginning, size and hash."""
 CANCELED = "canceled"
 DENIALS_A_SECOND = 10
-"""Rows in the audit for each token; of those without one, all together, one."""
+"""Rows for each token; one for all callers without a token together."""
 DENIERS_MAX = 1000
 T = TypeVar("T")
 
@@ -48,7 +47,7 @@ class AuditLog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The environment that something is done in."""
+    """The environment of an action."""
 
     environment_id: str
     backend: str
@@ -57,7 +56,7 @@ class Subject:
 
 
 class Digest:
-    """The size and the hash of bytes that went by: what is told of them."""
+    """Size and hash of a stream of bytes, for the audit."""
 
     __slots__ = ("_hash", "size")
 
@@ -74,11 +73,11 @@ class Digest:
 
 
 class Act:
-    """One thing that a caller does: `begin()`, do it, `end()`; or all in an `async with`.
+    """One action of a caller: `begin()`, do it, `end()`; or `async with`.
 
-    Where nobody outside can see what is done until we tell, it need not wait for the disk: `begin_early()`, do it,
-    `on_disk()`, tell. What a power cut takes from the audit then was not seen by anybody, and the environment that it
-    was done in is gone as well.
+    If nobody can see the effect before we answer, the action need not wait for the disk: `begin_early()`, do it,
+    `on_disk()`, answer. A power cut may lose such an intent, but then nobody saw the effect, and the environment is
+    gone as well.
     """
 
     __slots__ = ("_action", "_begun", "_detail", "_log", "_subject", "_synced", "caller")
@@ -102,23 +101,23 @@ class Act:
         self._synced: asyncio.Future[None] | None = None
 
     async def begin(self) -> None:
-        """Write the intent down, to disk. Raises StoreUnavailable: then nothing may be done."""
+        """Returns when the intent is on disk. Raises StoreUnavailable: the action must not be done."""
         with self._beginning():
             await self._log.audit(self.caller.tenant, self._intent())
 
     async def begin_early(self) -> None:
-        """The same, but without waiting for the disk: nobody may see what is done before `on_disk()` returns."""
+        """Returns when the intent is committed; nobody may see the effect before `on_disk()` returns."""
         await self.begin_with(partial(self._log.audit_early, self.caller.tenant))
 
     async def begin_with(self, write: Callable[[Entry], Written[T]]) -> T:
-        """As `begin_early()`, together with something else that must be written down."""
+        """As `begin_early()`, in one transaction with something else."""
         with self._beginning():
             written = write(self._intent())
             self._synced = written.synced
             return await written.committed
 
     async def on_disk(self) -> None:
-        """Returns when what was begun may be seen. Raises StoreUnavailable: then nobody ever may."""
+        """Returns when the intent is on disk. Raises StoreUnavailable: nobody may ever see the effect."""
         if self._synced is not None and not self._synced.done():
             await asyncio.wait((self._synced,))
         if self._synced is not None and (error := self._synced.exception()) is not None:
@@ -139,15 +138,15 @@ class Act:
         return self.entry("intent", detail=self._detail)
 
     def _unwritten(self, error: BaseException, what: str) -> StoreUnavailable:
-        log.error("refused: not written down", action=self._action, error=str(error))
+        log.error("refused: the audit cannot be written", action=self._action, error=str(error))
         if not isinstance(error, SkerryError):
             return StoreUnavailable(what)
-        # What is wrong with the database is the operator's business.
+        # Details of the database are for the operator alone.
         reason, hint = ("", "try again") if self.caller.token else (f": {error.message}", error.hint)
         return StoreUnavailable(f"{what}{reason}", hint=hint, detail=error.detail)
 
     def end(self, outcome: str, usage: Usage | None = None, **detail: Any) -> None:
-        """Write the result down, unless there is no intent. Nobody waits for it."""
+        """Write the result, if there is an intent. Returns at once."""
         if self._begun:
             self._begun = False
             row = self.entry("result", outcome, usage, detail)
@@ -216,30 +215,30 @@ def operator_entry(caller: Caller, action: str, detail: dict[str, Any]) -> tuple
 
 
 class Denials:
-    """What callers were refused."""
+    """Rate-limited rows for requests that were refused."""
 
     def __init__(self, log: AuditLog) -> None:
         self._log = log
-        self._told: dict[str, tuple[float, int]] = {}
-        """By token: when its last second began, and how many there were since."""
+        self._counts: dict[str, tuple[float, int]] = {}
+        """By token: when its current second began, and how many denials since."""
 
-    def tell(self, caller: Caller, action: str, error: SkerryError, **detail: Any) -> None:
-        """Write down that a caller was refused something; so often a second, so that nobody fills the disk with it."""
+    def add(self, caller: Caller, action: str, error: SkerryError, **detail: Any) -> None:
+        """Record a denial. Rate-limited, so that denials cannot fill the disk."""
         most = DENIALS_A_SECOND if caller.token else 1
-        since, count = self._told.pop(caller.token, (0.0, 0))
+        since, count = self._counts.pop(caller.token, (0.0, 0))
         now = time.monotonic()
         if now - since < 1.0:
-            self._told[caller.token] = since, count + 1
+            self._counts[caller.token] = since, count + 1
             if count >= most:
                 return
-            untold = 0
+            dropped = 0
         else:
-            self._told[caller.token] = now, 1
-            untold = max(0, count - most)
-        if len(self._told) > DENIERS_MAX:
-            del self._told[next(iter(self._told))]
+            self._counts[caller.token] = now, 1
+            dropped = max(0, count - most)
+        if len(self._counts) > DENIERS_MAX:
+            del self._counts[next(iter(self._counts))]
         log.warning("refused", action=action, code=error.code, who=caller.who, request=caller.request_id)
-        detail["not_told_before"] = untold or None
+        detail["not_told_before"] = dropped or None
         note(self._log.audit(caller.tenant, entry(caller, action, "denial", error.code, detail=detail)))
 
 
@@ -264,7 +263,7 @@ def _cut(text: str) -> dict[str, Any]:
 
 
 def note(written: asyncio.Future[Any]) -> None:
-    """What nobody waits for may fail, and is told to the log then."""
+    """Log the failure of a write that nobody waits for."""
     written.add_done_callback(_log_failure)
 
 

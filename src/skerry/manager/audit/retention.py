@@ -1,4 +1,4 @@
-"""How long the audit is kept."""
+"""Retention of the audit: prunes rows that are older than `SKERRY_AUDIT_DAYS`."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ async def prune(store: Store, caller: Caller, before: float) -> dict[str, Any]:
 
 
 async def sweep(store: Store, tenant: str) -> None:
-    """Delete what is before the anchor. Raises StoreUnavailable."""
+    """Delete rows before the anchor. Raises StoreUnavailable."""
     while await store.write(lambda tx: retention.sweep(tx, tenant)):
         pass
 
 
 def days() -> float | None:
-    """How long rows are kept, None for ever. Raises InvalidRequest."""
+    """Days that rows are kept; None keeps them for ever. Raises InvalidRequest."""
     given = os.environ.get(DAYS)
     if not given:
         return None
@@ -71,7 +71,7 @@ def days() -> float | None:
 
 
 async def retain(store: Store) -> None:
-    """Remove what is older than `SKERRY_AUDIT_DAYS`, of every tenant; to be called now and then."""
+    """Prune the audits of all tenants. To be called periodically."""
     kept = days()
     for tenant in await store.read(audit.tenants):
         try:

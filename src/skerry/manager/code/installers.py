@@ -1,7 +1,7 @@
-"""The programs that install packages: what they take, how they are run, and where their packages are found.
+"""Installers of packages: accepted requirements, command lines, and variables to find the packages.
 
-Requirements are data. What an installer would take for an option, a path, a URL or a repository is refused here, before
-anything is started: packages come from the registries that the operator has, and from nowhere else.
+Requirements that an installer would read as an option, path, URL or repository are refused before anything is started:
+packages come only from the operator's registries.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ _ARCHIVE = re.compile(r"\.(?:tgz|tar|tar\.gz|zip|whl)(?:@|$)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """`{place}` in its texts is the directory that the packages are in."""
+    """`{place}` in its texts stands for the directory of the packages."""
 
     name: str
     preset: str
-    """Of the network: what it may reach while it works."""
+    """Network preset that it runs with."""
     command: tuple[str, ...]
     """Requirements follow."""
     variables: dict[str, str]
-    """With which packages are found; PATH is put before what it was."""
+    """Variables with which packages are found; PATH is prepended."""
     folder: str
-    """Of a workspace, where they are found without any variable."""
+    """Directory in a workspace where packages are found without any variable."""
     unreachable: re.Pattern[str]
-    """In its words, when the registry is to blame."""
+    """Matches its output if the registry failed."""
     _normal: Callable[[str], str | None]
     example: str
     beside: tuple[str, ...] = ()
-    """What a program looks for in its own directory, whatever the variables say."""
+    """What a program searches in its own directory, whatever the variables say."""
 
     def normalized(self, requirements: Iterable[str]) -> tuple[str, ...]:
-        """The same set, always written the same way. Raises InstallFailed."""
+        """The canonical form of the set. Raises InstallFailed."""
         return tuple(sorted({self._checked(text) for text in _counted(requirements)}))
 
     def merged(self, before: tuple[str, ...], requirements: Iterable[str]) -> tuple[str, ...]:
-        """Both, as `normalized`; what names a package replaces what was said of it before. Raises InstallFailed."""
+        """Both, as `normalized`; new requirements replace old ones of the same package. Raises InstallFailed."""
         new = self.normalized(requirements)
         names = {_named(text) for text in new}
         return tuple(sorted({*new, *(text for text in before if _named(text) not in names)}))
@@ -67,14 +67,14 @@ class Installer:
         return [*(word.replace("{place}", place) for word in self.command), *requirements]
 
     def found_by(self, place: str, path: str) -> dict[str, str]:
-        """The variables of a program that is to find what is in `place`; `path` is its PATH without."""
+        """Variables for a program to find the packages in `place`; `path` is its PATH so far."""
         found = {name: value.replace("{place}", place) for name, value in self.variables.items()}
         return {**found, "PATH": f"{found['PATH']}:{path}"}
 
     def _checked(self, text: str) -> str:
         if len(text) > REQUIREMENT_MAX:
             raise InstallFailed(f"a package's name and version have more than {REQUIREMENT_MAX} characters")
-        # With single spaces: patterns would try all the ways to divide many.
+        # Single spaces, because runs of them make the patterns backtrack.
         normal = None if _ARCHIVE.search(text) else self._normal(" ".join(text.split()))
         if normal is None:
             raise InstallFailed(
@@ -165,4 +165,4 @@ INSTALLERS = {
         beside=("node_modules",),  # `import` knows no NODE_PATH
     ),
 }
-"""By the name that a language calls them by."""
+"""By name, as languages refer to them."""

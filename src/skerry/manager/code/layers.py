@@ -1,9 +1,8 @@
-"""Directories of packages that were made once and are only read since.
+"""A cache of package directories, each written once and read-only since.
 
-Each is named by the digest of what it is made from. What is in it comes out of an environment in which anything may
-have run: it is unpacked without following a link, without devices, pipes and setuid bits, belongs to us, and the host
-resolves no path in it. All together take a bounded part of the disk: what was not used for the longest time goes first,
-and never what somebody holds.
+A directory is named by the digest of its inputs. Its contents come from an environment and are untrusted: they are
+unpacked without following links, without devices, pipes and setuid bits, owned by us, and the host resolves no path in
+them. The cache is bounded: the least recently used directories that nobody holds are evicted.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from skerry.policy import GIB
 MOST = 10 * GIB
 LIMITS = UnpackLimits(bytes=2 * GIB, entries=200_000)
 AGE_MAX = 7 * 86400.0
-"""Seconds after which a set is resolved anew."""
+"""Seconds after which a set is installed again."""
 _STAGING = ".staging-"
 _ABOUT, _TREE = "about.json", "tree"
 
@@ -40,8 +39,8 @@ log = structlog.get_logger(component="packages")
 
 
 @dataclass(eq=False, slots=True)
-class Kept:
-    """One set, on the disk."""
+class StoredLayer:
+    """One cached set of packages."""
 
     tenant: str
     key: str
@@ -57,27 +56,27 @@ class Kept:
 
 
 class Layers:
-    """`directory` belongs to this object alone. What is not said to be for a thread is for that of the loop."""
+    """`directory` is for this object alone. Methods belong to the loop's thread unless they say otherwise."""
 
     def __init__(self, directory: Path, most: int = MOST) -> None:
         self.directory = directory
         self._most = most
-        self._all: list[Kept] = []
-        self._current: dict[str, Kept] = {}
+        self._all: list[StoredLayer] = []
+        self._current: dict[str, StoredLayer] = {}
         self._doomed: list[Path] = []
         with contextlib.suppress(FileNotFoundError):
             self._load()
 
-    def find(self, key: str) -> Kept | None:
-        """What is there and not too old."""
+    def find(self, key: str) -> StoredLayer | None:
+        """The set with this key, unless it is too old."""
         found = self._current.get(key)
         if found is None or time.time() - found.made > AGE_MAX or not found.place.is_dir():
             return None
         return found
 
     @contextmanager
-    def holding(self, found: Kept) -> Iterator[None]:
-        """Nothing removes it meanwhile."""
+    def holding(self, found: StoredLayer) -> Iterator[None]:
+        """Protect it from eviction during the block."""
         found.holders += 1
         found.used = time.time()
         with contextlib.suppress(OSError):
@@ -89,8 +88,8 @@ class Layers:
             if self._current.get(found.key) is not found:
                 self._tidy(None)
 
-    def make(self, tenant: str, key: str, archive: BinaryIO) -> Kept:
-        """Unpack what came out of an environment; it is there whole, or not at all. To be called in a thread.
+    def make(self, tenant: str, key: str, archive: BinaryIO) -> StoredLayer:
+        """Unpack an archive from an environment, atomically. To be called in a thread.
 
         Raises InvalidRequest for a dishonest archive, LimitReached, DiskFull, OSError.
         """
@@ -113,10 +112,10 @@ class Layers:
         except BaseException:
             remove_tree(staging)
             raise
-        return Kept(tenant, key, self.directory / name, size, now, now)
+        return StoredLayer(tenant, key, self.directory / name, size, now, now)
 
-    def add(self, made: Kept) -> None:
-        """Whoever asks from now on gets it; what is too much then, goes."""
+    def add(self, made: StoredLayer) -> None:
+        """Publish it, then evict down to the size limit."""
         self._all.append(made)
         self._current[made.key] = made
         self._tidy(made)
@@ -126,25 +125,25 @@ class Layers:
         """Bytes by tenant."""
         return dict(sum((Counter({one.tenant: one.size}) for one in self._all), Counter[str]()))
 
-    def evict(self, tenant: str, spared: Kept | None = None) -> bool:
-        """Remove the tenant's least recently used set that nobody holds; whether there was one."""
+    def evict(self, tenant: str, spared: StoredLayer | None = None) -> bool:
+        """Evict the tenant's least recently used set that nobody holds; False if there is none."""
         own = [one for one in self._all if one.tenant == tenant and not one.holders and one is not spared]
         if not own:
             return False
         self._remove(min(own, key=lambda one: one.used))
         return True
 
-    def discard(self, made: Kept) -> None:
-        """Remove what `make` has made and nobody shall find."""
+    def discard(self, made: StoredLayer) -> None:
+        """Remove the result of `make` without publishing it."""
         self._doomed.append(made.place)
 
     def file(self) -> BinaryIO:
-        """One without a name, for an archive. Raises OSError."""
+        """An unnamed file for an archive. Raises OSError."""
         self.directory.mkdir(mode=0o700, exist_ok=True)
         return tempfile.TemporaryFile(dir=self.directory)
 
-    def archive(self, found: Kept, file: BinaryIO) -> None:
-        """Fill a file with a tar of it, and go back to its beginning. To be called in a thread. Raises OSError."""
+    def archive(self, found: StoredLayer, file: BinaryIO) -> None:
+        """Write a tar of it to a file, and rewind that. To be called in a thread. Raises OSError."""
         names: dict[int, str] = {}
         with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar:
             for path, dir_fd, name, status in _entries(found.tree):
@@ -152,7 +151,7 @@ class Layers:
         file.seek(0)
 
     def clean(self) -> None:
-        """Remove what nobody can find any more. To be called in a thread; what fails is left to the next daemon."""
+        """Delete evicted directories. To be called in a thread; failures are left to the next daemon."""
         while self._doomed:
             place = self._doomed.pop()
             try:
@@ -161,15 +160,15 @@ class Layers:
                 log.warning("not removed", place=str(place), error=str(error))
 
     def _load(self) -> None:
-        """Take over what an earlier daemon has made, and remove what it has not."""
+        """Load the sets of an earlier daemon, and remove unfinished ones."""
         for place in self.directory.iterdir():
             try:
                 if place.name.startswith("."):
                     raise ValueError("half made, or half removed")
                 about = json.loads((place / _ABOUT).read_text())
                 made, used = about["made"], place.stat().st_mtime
-                # One of an earlier version does not say whose it is.
-                found = Kept(about.get("tenant", ""), about["key"], place, about["size"], made, used)
+                # Sets of earlier versions do not record the tenant.
+                found = StoredLayer(about.get("tenant", ""), about["key"], place, about["size"], made, used)
             except (OSError, ValueError, KeyError, TypeError):
                 self._doomed.append(place)
                 continue
@@ -179,8 +178,8 @@ class Layers:
         self._tidy(None)
         self.clean()
 
-    def _tidy(self, spared: Kept | None) -> None:
-        """Remove what was replaced, and then as much as has to go, but nothing that is held."""
+    def _tidy(self, spared: StoredLayer | None) -> None:
+        """Remove replaced sets, then evict down to the size limit; never what is held."""
         free = [one for one in self._all if not one.holders and one is not spared]
         replaced = [one for one in free if self._current.get(one.key) is not one]
         for one in replaced:
@@ -190,16 +189,16 @@ class Layers:
                 return
             self._remove(one)
 
-    def _remove(self, one: Kept) -> None:
+    def _remove(self, one: StoredLayer) -> None:
         self._all.remove(one)
         if self._current.get(one.key) is one:
             del self._current[one.key]
-        with contextlib.suppress(FileNotFoundError):  # somebody else has removed it
+        with contextlib.suppress(FileNotFoundError):  # removed by somebody else
             self._doomed.append(one.place.rename(self.directory / f"{_STAGING}{one.place.name}"))
 
 
 def _entries(tree: Path) -> Iterator[tuple[str, int, str, os.stat_result]]:
-    """Everything below, as (path, open directory, name in it, what it is); a directory before what is in it."""
+    """All entries as (path, open directory, name in it, status); a directory before its contents."""
     top = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     above: list[str] = []
     try:
@@ -216,7 +215,7 @@ def _entries(tree: Path) -> Iterator[tuple[str, int, str, os.stat_result]]:
 
 
 def _own(tree: Path) -> int:
-    """Let it all belong to us, and everybody read it; how many bytes of the disk it takes at most."""
+    """Make everything ours and world-readable; returns an upper bound of its bytes on disk."""
     seen: set[int] = set()
     size = 0
     for _, dir_fd, name, status in _entries(tree):
@@ -232,7 +231,7 @@ def _own(tree: Path) -> int:
 
 
 def _add(tar: tarfile.TarFile, path: str, dir_fd: int, name: str, status: os.stat_result, first: str) -> None:
-    """`first` is the first of its paths."""
+    """`first` is the first path of the same inode."""
     entry = tarfile.TarInfo(path)
     entry.mode, entry.mtime = stat.S_IMODE(status.st_mode), int(status.st_mtime)
     if stat.S_ISDIR(status.st_mode):
@@ -241,7 +240,7 @@ def _add(tar: tarfile.TarFile, path: str, dir_fd: int, name: str, status: os.sta
     elif stat.S_ISLNK(status.st_mode):
         entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=dir_fd)
         tar.addfile(entry)
-    elif first != path:  # or a thousand names of one large file would become a thousand large files
+    elif first != path:  # a hard link, so that names of one file are not stored as many files
         entry.type, entry.linkname = tarfile.LNKTYPE, first
         tar.addfile(entry)
     else:

@@ -1,9 +1,8 @@
-"""Packages for programs and sessions: installed before the code runs, once for each set.
+"""Packages for programs and sessions, installed once for each set.
 
-An installation has an environment of its own, of the caller's tenant, which can reach the registries and nothing else,
-and in which nothing else ever runs. What it has installed is kept (see `layers`): programs of the same tenant and image
-see it as a layer that they can only read; a session, whose environment runs already, gets a copy in its workspace,
-where the installer itself would have put it.
+An installation runs alone in an environment of the caller's tenant that can reach only the registries. Its result is
+cached (see `layers`): programs of the same tenant and image mount it as a read-only layer; a session, whose environment
+runs already, gets a copy in its workspace, where the installer would have put it.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ from skerry.host.space import LOOK_EVERY, check_space
 from skerry.images.store import Image
 from skerry.languages import Language
 from skerry.manager.caller import Caller
-from skerry.manager.capacity import Room
+from skerry.manager.capacity import SharedCapacity
 from skerry.manager.code.installers import INSTALLERS, Installer
-from skerry.manager.code.layers import Kept, Layers
+from skerry.manager.code.layers import Layers, StoredLayer
 from skerry.manager.code.toolchains import SPARE, Toolchains
 from skerry.manager.environments.environment import Environment
 from skerry.manager.environments.manager import EnvironmentManager
@@ -57,12 +56,12 @@ from skerry.singleflight import SingleFlight
 
 INSTALL_SECONDS = 300.0
 LIMITS = Limits(cpus=float(os.cpu_count() or 1), memory=2 * GIB, disk=4 * GIB, pids=512, fds=4096)
-"""Of the environment in which packages are installed."""
+"""Limits of the environment of an installation."""
 WORDS_MAX = 2000
-"""Characters of what an installer says that a caller is told: the last ones, as its reasons come last."""
+"""Characters of an installer's output in an error: the last ones, where the reason is."""
 ARCHIVE_MAX = 4 * GIB
 STAGED_MAX = 8 * GIB
-"""Bytes of archives between environments and the disk: one may be as slow as it likes, and meanwhile they are there."""
+"""Bytes of archives in transit between environments and the disk, of all tenants."""
 CHUNK = 1 << 17
 KIND = "packages"
 NOT_FOUND = 127
@@ -71,10 +70,10 @@ log = structlog.get_logger(component="packages")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A set of packages that is installed, and stays for as long as this is held."""
+class InstalledPackages:
+    """An installed set of packages; it is not evicted while this is held."""
 
-    kept: Kept
+    kept: StoredLayer
     installer: Installer
 
     @property
@@ -82,11 +81,11 @@ class Found:
         return Layer(f"{self.installer.name}-packages", str(self.kept.tree))
 
     def variables(self, environment: Environment) -> dict[str, str]:
-        """With which a program in an environment that has the layer finds them."""
+        """Variables with which a program finds the packages in the layer."""
         return self.installer.found_by(self._place(environment), environment.base_variables()["PATH"])
 
     def links(self, environment: Environment) -> dict[str, str]:
-        """What must lie beside the program for the same."""
+        """Symlinks that must be beside the program for the same."""
         return {name: f"{self._place(environment)}/{name}" for name in self.installer.beside}
 
     def _place(self, environment: Environment) -> str:
@@ -95,9 +94,9 @@ class Found:
 
 
 class Packages:
-    """`directory` is for what was installed, and belongs to this object alone.
+    """`directory` holds what was installed, and is for this object alone.
 
-    `with_room` is called with what makes an environment, and makes it when the tenant's quota has room.
+    `within_quota` is called with a function that creates an environment, and calls it when the quota allows.
     """
 
     def __init__(
@@ -105,21 +104,21 @@ class Packages:
         manager: EnvironmentManager,
         toolchains: Toolchains,
         directory: Path,
-        with_room: Callable[[Callable[[], Awaitable[Environment]]], Awaitable[Environment]],
+        within_quota: Callable[[Callable[[], Awaitable[Environment]]], Awaitable[Environment]],
     ) -> None:
-        self._with_room = with_room
+        self._within_quota = within_quota
         self._manager = manager
         self._toolchains = toolchains
         self._layers = Layers(directory)
         self._installing = SingleFlight[str, None]()
-        self._staged = Room(STAGED_MAX)
+        self._staged = SharedCapacity(STAGED_MAX)
         self._noted: dict[str, int] | None = None
 
     @asynccontextmanager
     async def held(
         self, caller: Caller, image: Image, language: Language, requirements: Sequence[str], isolation: str
-    ) -> AsyncIterator[Found | None]:
-        """These packages, installed now if they are not yet, and there until the block ends; None for none.
+    ) -> AsyncIterator[InstalledPackages | None]:
+        """Installs the packages if needed and keeps them until the block ends; None without requirements.
 
         Raises InvalidRequest (the language has none), InstallFailed, RegistryUnavailable, LimitReached, Busy,
         DaemonUnavailable, and what `EnvironmentManager.create` does.
@@ -136,12 +135,12 @@ class Packages:
             install = partial(self._install, caller, image, installer, wanted, isolation, key)
             await self._installing.run(key, install)
         with self._layers.holding(kept):
-            yield Found(kept, installer)
+            yield InstalledPackages(kept, installer)
 
     async def bring(self, caller: Caller, ref: str, language: Language, requirements: Sequence[str]) -> None:
-        """Put packages into the workspace of an environment, where what starts from now on finds them.
+        """Copy packages into the workspace of an environment, where programs that start later find them.
 
-        They are resolved together with those that were brought there before, so that none takes another's place.
+        They are resolved together with those that were copied before, so that versions stay consistent.
         Raises what `held` and `EnvironmentManager.running` do, and FileConflict, DiskFull.
         """
         environment, executions = await self._manager.running(caller, ref)
@@ -163,18 +162,18 @@ class Packages:
                 sessions.brought[installer.name] = wanted, found.kept.place
 
     async def tend(self) -> None:
-        """Remove packages of tenants that need the room for workspaces; to be called now and then.
+        """Evict packages of tenants that are over their disk quota. To be called periodically.
 
         Raises StoreUnavailable.
         """
         for tenant in await self._manager.records.crowded(tuple(self._layers.sizes)):
-            log.info("packages give way", tenant=tenant)
+            log.info("packages evicted", tenant=tenant)
             self._layers.evict(tenant)  # one at a time: a few seconds later the next
         await self._note_sizes()
         await asyncio.to_thread(self._layers.clean)
 
-    async def _keep(self, made: Kept) -> None:
-        """Let it be found, when its tenant's quota has room; older packages give way. Raises QuotaExceeded."""
+    async def _keep(self, made: StoredLayer) -> None:
+        """Publish a layer within the tenant's quota; evicts older ones for it. Raises QuotaExceeded."""
         while True:
             sizes = Counter(self._layers.sizes)
             sizes[made.tenant] += made.size
@@ -195,7 +194,7 @@ class Packages:
             self._noted = sizes
 
     async def close(self) -> None:
-        """Give up what is being installed."""
+        """Cancel installations."""
         await self._installing.close()
 
     async def _install(
@@ -233,7 +232,7 @@ class Packages:
 
     @contextmanager
     def _archive(self, tenant: str) -> Iterator[tuple[BinaryIO, Callable[[int], None]]]:
-        """A file until the block ends, and what is to be told before so many bytes are added to it.
+        """A temporary file, and a function to call before bytes are added to it.
 
         Raises Busy, DiskFull, and LaunchFailed for any other OSError.
         """
@@ -263,7 +262,7 @@ class Packages:
         archive: BinaryIO,
         more: Callable[[int], None],
     ) -> None:
-        """What was installed, as a tar. Raises InstallFailed, LimitReached, Busy, GuestFailed."""
+        """Fetch what was installed as a tar. Raises InstallFailed, LimitReached, Busy, GuestFailed."""
         async with self._manager.using(caller, environment.id, "file.download", {"path": place}) as use:
             try:
                 async for chunk in files.tar(use.channel, place, contents=True):
@@ -289,7 +288,7 @@ class Packages:
             survives=False,
         )
         create = partial(self._manager.create, caller, request)
-        environment = await self._with_room(create)
+        environment = await self._within_quota(create)
         try:
             yield environment
         finally:
@@ -307,7 +306,7 @@ def installer_of(language: Language) -> Installer:
 
 
 def _fault(image: Image, installer: Installer, result: ExecutionResult) -> SkerryError:
-    """Whose fault it is that nothing was installed."""
+    """The error for a failed installation."""
     if result.outcome in (Outcome.INTERNAL, Outcome.CANCELED):
         return PlatformError(f"the installation was lost: {result.message}")
     words = (result.stderr.strip() or result.stdout.strip())[-WORDS_MAX:]

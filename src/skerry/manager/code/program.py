@@ -1,4 +1,4 @@
-"""A program that a caller wants to run, checked."""
+"""A request to run a program."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ MEM_LIMIT, MEM_LIMIT_MIN, MEM_LIMIT_MAX = 512, 16, 1 << 20
 """MiB."""
 PIDS, FDS = 100, 1024
 FILES_MAX = 1000
-"""Files, and directories that they lie in."""
+"""Limit of files, and of their directories."""
 PATH_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Raises InvalidRequest when its limits make no sense."""
+    """Raises InvalidRequest for limits out of range."""
 
     language: str
     code: str
     stdin: bytes | bytearray | None = None
     files: dict[str, str] = field(default_factory=dict)
-    """By their paths, beside the program. Surrogate escapes stand for bytes that are not UTF-8."""
+    """Contents by path, beside the program. Surrogate escapes stand for bytes that are not UTF-8."""
     timeout: float = TIMEOUT
     cpu_limit: int = CPU_LIMIT
     mem_limit: int = MEM_LIMIT
@@ -37,7 +37,7 @@ class Program:
     network: str = "none"
     allow: tuple[str, ...] = ()
     image: str | None = None
-    """Instead of the one that the language has."""
+    """Overrides the image of the language."""
     output_limit: int = OUTPUT_LIMIT
     packages: tuple[str, ...] = ()
     """Installed before it runs."""

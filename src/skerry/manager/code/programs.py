@@ -1,8 +1,8 @@
-"""Programs that run once: each in a fresh environment that nothing else ever uses, and that is gone afterwards.
+"""Programs that run once, each in a fresh environment that is removed afterwards.
 
-The environment is one like any other (limits, policy, audit, quota, tenant), but its workspace holds the program and
-its files, and can only be read; what the program writes goes to /tmp, which is memory. The caller has the answer
-before the environment is removed; a few removals may be behind, not more.
+The environment is like any other (limits, policy, audit, quota, tenant), but its workspace, with the program and its
+files, is read-only; the program writes to /tmp, which is in memory. The caller gets the answer before the environment
+is removed; at most REMOVING_MAX removals are pending.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from skerry.guest.start import Start
 from skerry.images.store import Image, ImageStore
 from skerry.languages import Language, Languages
 from skerry.manager.caller import Caller
-from skerry.manager.code.packages import Found, Packages
+from skerry.manager.code.packages import InstalledPackages, Packages
 from skerry.manager.code.program import Program
 from skerry.manager.code.toolchains import SPARE, Toolchains
 from skerry.manager.environments.environment import Environment
@@ -35,38 +35,38 @@ from skerry.manager.executions.execution import Execution
 from skerry.models import LanguageInfo, Outcome
 
 REMOVING_MAX = 32
-"""Removals that may be under way before others must wait for them."""
+"""Pending removals before new programs wait for them."""
 
 log = structlog.get_logger(component="code")
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A program that only has to be run, by `execution.run(stdin)`."""
+class PreparedProgram:
+    """A program that is ready for `execution.run(stdin)`."""
 
     execution: Execution
     language: str
     version: str
 
 
-class Code:
-    """Runs programs."""
+class Programs:
+    """Runs programs, and knows their languages and packages."""
 
     def __init__(self, manager: EnvironmentManager, images: ImageStore, home: str) -> None:
         self._manager = manager
         self._images = images
         self._languages = Languages(home)
         self._toolchains = Toolchains(manager, Path(home, "caches"))
-        self._packages = Packages(manager, self._toolchains, Path(home, "packages"), self._with_room)
+        self._packages = Packages(manager, self._toolchains, Path(home, "packages"), self._within_quota)
         self._running: set[Execution] = set()
         self._under_way: set[asyncio.Future[None]] = set()
-        """One for each program, done when its environment is being removed."""
+        """One for each program; done when the removal of its environment has begun."""
         self._removing: set[asyncio.Task[None]] = set()
         self._closing = False
 
     @asynccontextmanager
-    async def ready(self, caller: Caller, program: Program) -> AsyncIterator[Ready]:
-        """A program in an environment of its own, which is removed after the block; nobody has to wait for that.
+    async def ready(self, caller: Caller, program: Program) -> AsyncIterator[PreparedProgram]:
+        """A program in a fresh environment, which is removed in the background after the block.
 
         Raises InvalidRequest, PathOutside, LanguageNotFound, Busy, and what `Packages.held` and
         `EnvironmentManager.create` do.
@@ -96,7 +96,7 @@ class Code:
                     execution = executions.prepare(caller, command, launch)
                     self._running.add(execution)
                     try:
-                        yield Ready(execution, language.name, version)
+                        yield PreparedProgram(execution, language.name, version)
                     finally:
                         self._running.discard(execution)
                 finally:
@@ -106,7 +106,7 @@ class Code:
             left.set_result(None)
 
     async def bring(self, caller: Caller, ref: str, language: str, requirements: Sequence[str]) -> None:
-        """Packages into the workspace of an environment: see `Packages.bring`. Raises LanguageNotFound as well."""
+        """See `Packages.bring`. Raises LanguageNotFound as well."""
         await self._packages.bring(caller, ref, self._languages.get(language), requirements)
 
     async def languages(self) -> list[LanguageInfo]:
@@ -114,7 +114,7 @@ class Code:
         return [await self._describe(language) for language in self._languages.list()]
 
     async def settle(self) -> None:
-        """Returns when the environments of programs that have answered are gone."""
+        """Wait for pending removals."""
         if self._removing:
             await asyncio.wait(self._removing)
 
@@ -123,7 +123,7 @@ class Code:
         await self._packages.tend()
 
     async def close(self) -> None:
-        """Stop what runs; when this returns, nothing of it is left. Its environments are for no next daemon."""
+        """Stop all programs, and wait until nothing is left of them."""
         self._closing = True
         await self._toolchains.close()
         await self._packages.close()
@@ -153,11 +153,11 @@ class Code:
                 ),
             )
 
-        return await self._with_room(create)
+        return await self._within_quota(create)
 
-    async def _with_room(self, create: Callable[[], Awaitable[Environment]]) -> Environment:
-        """What `create` makes; if the quota leaves no room, once more when what has answered already is gone."""
-        # Those may be gone when `create` returns, and have been there when it looked.
+    async def _within_quota(self, create: Callable[[], Awaitable[Environment]]) -> Environment:
+        """The result of `create`; retries once after pending removals if the quota is exhausted."""
+        # They may finish while `create` runs, after it has seen the quota.
         before = tuple(self._removing)
         try:
             return await create()
@@ -206,7 +206,7 @@ def _command(
     language: Language,
     environment: Environment,
     cache: Layer | None,
-    packages: Found | None,
+    packages: InstalledPackages | None,
 ) -> Command:
     assert environment.instance is not None
     command = program_command(language, environment.instance, program.policy.limits.cpus)
@@ -226,7 +226,7 @@ def _command(
 
 
 class _Launch:
-    """Starts a program: by the interpreter that waits for it, or by a new one."""
+    """Starts a program in its pre-started interpreter, or else in a new one."""
 
     def __init__(self, environment: Environment, language: Language, source: bytes) -> None:
         self._interpreter = None if environment.placement is None else environment.placement.interpreter

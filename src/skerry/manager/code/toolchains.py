@@ -1,8 +1,8 @@
-"""What images have of the languages: found out once, by trying, in an environment that is made for it.
+"""The languages of images: versions, probed once in a fresh environment, and compiler caches.
 
-A language may have a cache: what its tools would compile again and again (Go: the standard library). It is made here,
-by the image's own tools, kept in a directory of the daemon, and shown to programs as a layer that they can only read.
-No program has ever had a hand in it.
+A language may have a cache of what its tools would compile again and again (Go: the standard library). It is built here
+by the image's own tools, stored in a directory of the daemon, and mounted read-only into environments of programs. No
+program ever writes to it.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from skerry.policy import GIB, Limits, Policy
 from skerry.singleflight import SingleFlight
 
 FRESH, FRESH_FAILURE = 300.0, 10.0
-"""Seconds for which what was found holds: the machine's own programs change."""
+"""Seconds that a result is cached: programs of the host change."""
 VERSION_SECONDS = 30.0
 CACHE_SECONDS = 300.0
 LIMITS = Limits(cpus=float(os.cpu_count() or 1), memory=2 * GIB, pids=1024, fds=4096)
-"""Of the environment in which it is found out; to compile a standard library takes more than to use it."""
+"""Limits of the probing environment; compiling a standard library takes more than using it."""
 CACHE_LIMITS = UnpackLimits(bytes=2 * GIB, entries=100_000)
 ARCHIVE_MAX = CACHE_LIMITS.bytes + 2048 * CACHE_LIMITS.entries
-"""Bytes of a cache on its way to us: its files, and what a tar says about each."""
+"""Bytes of a cache's archive: its files and tar headers."""
 CACHES_KEPT = 8
 SPARE = 60.0
-"""Seconds that an environment lives longer than it may be needed, should nobody be left to remove it."""
+"""Extra seconds of an environment's lifetime, should it not be removed."""
 ITSELF = Caller(tenant=OWN_TENANT, peer="daemon")
-"""A tenant of its own: nobody's quota is used up by what is found out for all."""
+"""A separate tenant, so that probing uses no tenant's quota."""
 _STAGING = ".staging-"
 
 log = structlog.get_logger(component="code")
@@ -60,19 +60,19 @@ _Key = tuple[str, str, Language]
 
 
 class Toolchains:
-    """`directory` is for caches, and belongs to this object alone."""
+    """`directory` holds caches, and is for this object alone."""
 
     def __init__(self, manager: EnvironmentManager, directory: Path) -> None:
         self._manager = manager
         self._directory = directory
         self._known: dict[_Key, tuple[float, Any]] = {}
-        """With the time until which it holds."""
+        """Results, with the time until which they are fresh."""
         self._looking = SingleFlight[_Key, Any]()
         with suppress(FileNotFoundError):
             _tidy(directory)
 
     async def version(self, image: Image, language: Language) -> str:
-        """Of the language, in this image. The first time it takes a fresh environment to find out.
+        """The version of the language in this image. The first probe takes a fresh environment.
 
         Raises LanguageNotFound when the image cannot run it, DaemonUnavailable when the daemon is stopping, and what
         `EnvironmentManager.create` does.
@@ -84,9 +84,9 @@ class Toolchains:
         return found
 
     async def cache(self, image: Image, language: Language) -> Layer | None:
-        """Of the language, in this image; None when it has none, or when that cannot be made.
+        """The cache of the language in this image; None if it has none, or building it fails.
 
-        The first time this takes as long as filling it. Raises what `version` does.
+        The first call builds it. Raises what `version` does.
         """
         if language.cache is None:
             return None
@@ -95,13 +95,13 @@ class Toolchains:
         key = f"cache {place.name}", image.digest, language
         find = partial(self._find_cache, image, language, place)
         found: Layer | None = await self._once(key, find)
-        if found is not None and not place.is_dir():  # somebody wanted the room
+        if found is not None and not place.is_dir():  # removed to free disk
             self._known.pop(key, None)
             found = await self._once(key, find)
         return found
 
     async def close(self) -> None:
-        """Give up what is being found out."""
+        """Cancel probes."""
         await self._looking.close()
 
     async def _once(self, key: _Key, find: Callable[[], Awaitable[Any]]) -> Any:
@@ -135,13 +135,13 @@ class Toolchains:
                     await self._fill(environment, language.cache, place)
                 log.info("cache made", language=language.name, seconds=round(time.monotonic() - began, 1))
             await asyncio.to_thread(_use, place, language.cache)
-        except (SkerryError, OSError) as error:  # without it everything works, and takes longer
+        except (SkerryError, OSError) as error:  # best effort: programs run without it, slower
             log.warning("no cache", language=language.name, error=str(error))
             return None
         return Layer(f"{language.name}-cache", str(place))
 
     async def _fill(self, environment: Environment, cache: Cache, place: Path) -> None:
-        """Raises PlatformError, OSError, and what else an archive can fail with."""
+        """Raises PlatformError, OSError, and errors of the archive."""
         assert environment.instance is not None
         inside = f"{environment.instance.tmp_path}/cache"
         made = await self._run(environment, cache.command, CACHE_SECONDS, {cache.variable: inside})
@@ -194,7 +194,7 @@ class Toolchains:
 
 
 def _unpack(archive: BinaryIO, staging: Path, place: Path) -> None:
-    """Everybody may read what is in it, and it belongs to us; it appears whole or not at all."""
+    """Unpack atomically, world-readable and owned by us."""
     archive.seek(0)
     staging.mkdir()
     with Unpacker(staging, CACHE_LIMITS) as unpacker:
@@ -211,7 +211,7 @@ def _unpack(archive: BinaryIO, staging: Path, place: Path) -> None:
 
 
 def _use(place: Path, cache: Cache) -> None:
-    """It was used now, says its time; and so does the clock in it."""
+    """Set its modification time, and the clock in it, to now."""
     if cache.clock:
         new = place.parent / f".{place.name}"
         new.write_text(f"{int(time.time())}\n")
@@ -221,7 +221,7 @@ def _use(place: Path, cache: Cache) -> None:
 
 
 def _tidy(directory: Path) -> None:
-    """Remove what a crash left, and caches that were not used for the longest time."""
+    """Remove leftovers of a crash, and the least recently used caches."""
     found = sorted(directory.iterdir(), key=lambda path: path.lstat().st_mtime, reverse=True)
     caches = [path for path in found if not path.name.startswith(".")]
     for path in (*caches[CACHES_KEPT:], *(path for path in found if path.name.startswith("."))):

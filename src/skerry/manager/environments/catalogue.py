@@ -1,6 +1,6 @@
-"""Which environments there are, and how they are called.
+"""The environments that exist, by id and name, in memory.
 
-All is in memory and changes between two awaits, so that what is found is true until the next one.
+It changes only between awaits, so a lookup stays valid until the next await.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREFIX_MIN = 3
 
 
 class Catalogue:
-    """Live environments, and for a day those that have ended."""
+    """Live environments, and those that ended within the last day."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -28,13 +28,13 @@ class Catalogue:
         self._ended: dict[str, Environment] = {}
 
     def add(self, environment: Environment) -> None:
-        """A live one. Of two with one name the first is found by it."""
+        """Add a live one. If two have the same name, the first is found by it."""
         self.live[environment.id] = environment
         if environment.name:
             self._names.setdefault((environment.tenant, environment.name), environment)
 
     def ended(self, environment: Environment, at: float) -> None:
-        """It lives no more, since this time of our clock."""
+        """Move it to the ended ones, as of this time of our clock."""
         environment.ended_at = at
         environment.forget_means()
         self.live.pop(environment.id, None)
@@ -44,24 +44,24 @@ class Catalogue:
         self._purge()
 
     def forget(self, environment: Environment) -> None:
-        """There has never been such a one."""
+        """Drop it from the history."""
         self._ended.pop(environment.id, None)
 
     def named(self, tenant: str, name: str) -> Environment | None:
         return self._names.get((tenant, name))
 
     def __contains__(self, environment_id: str) -> bool:
-        """Whoever's it is."""
+        """True for the id of any tenant's."""
         return environment_id in self.live or environment_id in self._ended
 
     def list(self, tenant: str, *, ended: bool = False) -> list[Environment]:
-        """All live ones of a tenant, oldest first; with `ended` those of the last day before them."""
+        """Live ones of a tenant, oldest first; with `ended`, those of the last day come before them."""
         self._purge()
         found = [*(self._ended.values() if ended else ()), *self.live.values()]
         return [environment for environment in found if environment.tenant == tenant]
 
     def find(self, tenant: str, ref: str) -> Environment:
-        """One of the tenant, by id, name or beginning of an id; live ones first.
+        """An environment of the tenant, by id, name or prefix of an id; live ones first.
 
         Raises EnvironmentNotFound, InvalidRequest.
         """
@@ -97,6 +97,6 @@ class Catalogue:
         while self._ended and (first := next(iter(self._ended.values()))).ended_at < old:
             del self._ended[first.id]
         if len(self._ended) > REMEMBER_MAX:
-            # Whoever has most of them loses one, so that nobody can make the others' be forgotten.
+            # Evict from the tenant that has most, so that no tenant can evict those of others.
             [(most, _)] = Counter(environment.tenant for environment in self._ended.values()).most_common(1)
             del self._ended[next(id for id, each in self._ended.items() if each.tenant == most)]

@@ -1,4 +1,4 @@
-"""One environment, as the manager knows it."""
+"""The manager's state of one environment."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class Environment:
     outcome: Outcome = Outcome.CANCELED
     ended_at: float = 0.0
     used: Usage = field(default_factory=Usage)
-    """What it has used in all, once it has ended."""
+    """Total usage, once it has ended."""
     recorded: bool = False
-    """Whether its row is in the store."""
+    """Its row is in the store."""
     key: Key | None = None
     program: bool = False
-    """Whether it is for one program, whose caller waits: see InstanceSpec."""
+    """For one program, whose caller waits: see InstanceSpec."""
     survives: bool = True
-    """Whether another daemon takes it over."""
+    """The next daemon takes it over."""
     layers: tuple[Layer, ...] = ()
     repeats: str = ""
-    """The id of the environment that was meant, if the request was made before."""
+    """The id of the environment that the first request with this key has made, if any."""
     uses: int = 0
     """Calls under way that are not executions."""
     placement: Placement | None = None
@@ -73,47 +73,47 @@ class Environment:
     traffic: Traffic = field(default_factory=Traffic)
     preset_variables: dict[str, str] = field(default_factory=dict)
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Of its network: one after the other."""
+    """Held while its network is changed."""
     grace_used: bool = False
-    """Whether its lease was prolonged after a restart of the daemon; once for each lease."""
+    """Its lease was prolonged after a restart of the daemon, which happens once for each lease."""
     left: bool = False
-    """Whether this daemon is stopping and leaves it to the next one."""
+    """This daemon is stopping and leaves it to the next one."""
     final: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when its end survives a crash of the daemon. Nobody is told of the end before."""
+    """Set when its end survives a crash of the daemon. The end is not reported before."""
     creating: asyncio.Task[None] | None = None
     takeover: asyncio.Task[None] | None = None
-    """While it is taken over from an earlier daemon: nobody may work with it yet."""
+    """Set while it is taken over from an earlier daemon and cannot be used yet."""
     ending: asyncio.Task[None] | None = None
     watching: asyncio.Task[None] | None = None
 
     @property
     def secluded(self) -> bool:
-        """Whether nothing can leave it but what we tell of it."""
+        """True if its effects are visible only through our answers."""
         return self.network is None and self.isolation != "none"
 
     @property
     def serving(self) -> bool:
-        """Whether it can be worked with."""
+        """True if it can be used."""
         return self.state is State.RUNNING and not self.left and self.executions is not None
 
     def busy(self) -> bool:
         return self.uses > 0 or (self.executions is not None and bool(self.executions.running))
 
     def base_variables(self) -> dict[str, str]:
-        """What its programs find, but for what a call adds. To be called when it has an instance."""
+        """Variables of its programs, without those of a call. Requires an instance."""
         assert self.instance is not None
         given = {**self.preset_variables, **self.variables}
         return base_variables(self.image.env, self.instance.workspace_path, given)
 
     def forget_means(self) -> None:
-        """It has ended: keep what tells of it, and nothing that only something running could use."""
+        """Drop everything that only a running environment needs."""
         self.variables, self.preset_variables, self.layers = {}, {}, ()
         self.policy = replace(self.policy, allow=())
         self.network = self.placement = None
 
     @property
     def told_state(self) -> State:
-        """The state to show: `deleting` only once that is final."""
+        """The state to report: `deleting` only once that is final."""
         if self.state is State.DELETING and self.executions is not None and not self.final.is_set():
             return State.RUNNING
         return self.state

@@ -1,4 +1,4 @@
-"""Leases: every environment has a lifetime and an idle time, and nothing outlives both."""
+"""Leases: every environment ends after its lifetime, or after its idle time without use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from skerry.manager.clock import Clock, Timer
 
 
 class Lease:
-    """How long one environment may live, and how long unused. While `busy()` it is in use."""
+    """Lifetime and idle time of one environment. It is not idle while `busy()`."""
 
     def __init__(self, clock: Clock, lifetime: float, idle: float, busy: Callable[[], bool]) -> None:
         self._clock = clock
@@ -20,25 +20,25 @@ class Lease:
 
     @property
     def remaining(self) -> float:
-        """Seconds of its lifetime that are left."""
+        """Remaining seconds of its lifetime."""
         return self.expires - self._clock.time()
 
     def touch(self) -> None:
         self.used = self._clock.time()
 
     def extend(self, lifetime: float) -> None:
-        """Live for `lifetime` from now on; that may also be shorter than before."""
+        """Restart with `lifetime` from now, which may be shorter than before."""
         self.lifetime = lifetime
         self.touch()
         self.expires = self.used + lifetime
 
     def resume(self, remaining: float) -> None:
-        """Go on with what was left of it."""
+        """Resume with the remaining seconds."""
         self.touch()
         self.expires = self.used + remaining
 
     def over(self) -> str:
-        """Why it has run out, or ""."""
+        """Why it has expired, or ""."""
         now = self._clock.time()
         if now >= self.expires:
             return f"expired: lifetime of {self.lifetime:.10g} s is over"
@@ -47,7 +47,7 @@ class Lease:
         return ""
 
     def next_look(self) -> float:
-        """The earliest moment at which it can have run out, as far as can be known now."""
+        """The earliest time at which it can expire, as far as known now."""
         idle_from = self._clock.time() if self._busy() else self.used
         return min(self.expires, idle_from + self.idle)
 
@@ -55,8 +55,8 @@ class Lease:
 class Reaper:
     """One timer for all leases.
 
-    Use moves a deadline later without telling: the reaper looks at the moment it knew of, finds the lease
-    alive and asks for the next one. So a call in an environment costs no timer at all.
+    Use extends a lease without notice: when the timer fires, the reaper checks the lease and rearms if it is alive. So
+    a call in an environment costs no timer.
     """
 
     def __init__(self, clock: Clock, expire: Callable[[str, str], None]) -> None:
@@ -68,7 +68,7 @@ class Reaper:
         self._armed = float("inf")
 
     def watch(self, key: str, lease: Lease) -> None:
-        """Call `expire(key, reason)` once when the lease has run out. Call again when it was changed."""
+        """Call `expire(key, reason)` once when the lease expires. Call again after the lease was changed."""
         self._leases[key] = lease
         self._looks[key] = lease.next_look()
         self._arm(self._looks[key])
@@ -102,6 +102,6 @@ class Reaper:
                     self._expire(key, reason)
                 else:
                     self._looks[key] = lease.next_look()
-        finally:  # one that cannot be ended keeps no other from its end
+        finally:  # a failure must not keep other leases from expiring
             if self._looks:
                 self._arm(min(self._looks.values()))

@@ -1,12 +1,11 @@
-"""How environments come up and go down.
+"""Start and end of environments.
 
     creating ──> running ──> deleting ──> ended
         └────────────────────────┘
 
-What must outlive the daemon is written down before it is answered: see `records`. However an environment ends
-(deleted, expired, its guest died, the daemon stops), one task brings it down, which everybody who cares awaits; should
-that fail, the reaper tries again. All decisions are taken between two awaits of one event loop, so that none can
-overtake another.
+What must outlive the daemon is recorded before the answer: see `records`. However an environment ends (deleted,
+expired, its guest died, the daemon stops), one task removes it, which all callers await; if that fails, the reaper
+retries. State changes happen between two awaits of one event loop, so they cannot interleave.
 """
 
 from __future__ import annotations
@@ -37,22 +36,22 @@ from skerry.manager.sessions.registry import Sessions
 from skerry.models import Outcome, State
 
 RETRY_AFTER = 30.0
-"""Seconds after which a removal that failed is tried again."""
+"""Seconds until a failed removal is retried."""
 ORPHAN_MIN = 3600.0
-"""An environment ends by itself when it is without a daemon for its lifetime, or for this long if that is longer."""
+"""An environment without a daemon ends by itself after its lifetime, and not before this many seconds."""
 REFUSED_FOR = 10.0
-"""Seconds for which a tenant without room in its quota has to wait for the store before anything is made for it."""
+"""Seconds after a quota refusal during which the tenant's quota is checked before anything is started."""
 
 log = structlog.get_logger(component="manager")
 
 
 def orphan(environment: Environment) -> float:
-    """For how many seconds it outlives its daemon."""
+    """Seconds that it outlives its daemon."""
     return max(environment.lease.lifetime, ORPHAN_MIN)
 
 
 class Lifecycle:
-    """Starts, watches and ends what is in the catalogue."""
+    """Starts, watches and ends the environments of the catalogue."""
 
     def __init__(
         self,
@@ -67,38 +66,38 @@ class Lifecycle:
         self._clock = clock
         self._reaper = Reaper(clock, self._expired)
         self._refused: dict[str, float] = {}
-        """Tenants that had no room in their quota, and when."""
+        """Tenants whose quota was exhausted, and when."""
         self._unwritten: dict[str, Environment] = {}
-        """Ended ones whose rows do not say so yet."""
+        """Ended environments whose end is not recorded yet."""
         self.closing = False
 
     async def close(self) -> None:
-        """Watch nothing any more. What ended is written down, if that is possible."""
+        """Stop watching, and record pending ends if the store allows."""
         self._reaper.close()
         await self.write_ends()
 
     def watch(self, environment: Environment) -> None:
-        """End it when its lease is over."""
+        """End it when its lease expires."""
         self._reaper.watch(environment.id, environment.lease)
 
     async def serving(self, environment: Environment) -> Executions:
-        """What runs in it. To be asked again after every await. Raises EnvironmentEnded, DaemonUnavailable."""
+        """Its executions; check again after every await. Raises EnvironmentEnded, DaemonUnavailable."""
         if not environment.serving or environment.executions is None:
             raise await self.gone(environment)
         return environment.executions
 
     async def gone(self, environment: Environment) -> SkerryError:
-        """Why it cannot be used any more. Waits until its end is final: no restart of the daemon may undo it."""
+        """The error for a use after its end. Waits until no restart of the daemon can undo that end."""
         if environment.left:
             return stopping()
         if environment.state is not State.ENDED:
             await environment.final.wait()
         return environment.gone()
 
-    # ---- the way up ----
+    # ---- start ----
 
     async def start(self, environment: Environment, act: Act) -> None:
-        """Bring one up that is in the catalogue; with `repeats` set nothing was done.
+        """Start an environment of the catalogue. Nothing was started if `repeats` is set afterwards.
 
         Raises LaunchFailed, GuestFailed, DiskFull, IsolationUnavailable, Conflict, QuotaExceeded, StoreUnavailable.
         """
@@ -114,7 +113,9 @@ class Lifecycle:
         placement = environment.placement
         assert placement is not None
         placed = await placement.take_ready(spec)
-        written = asyncio.create_task(self._write_down(environment, act))  # as soon as this one has to wait
+        written = asyncio.create_task(
+            self._record_created(environment, act)
+        )  # as soon as this one has to wait
         if environment.key is not None or self.refused(environment.tenant):
             await written  # nothing is made for a request that was made before
             if environment.repeats:
@@ -150,10 +151,10 @@ class Lifecycle:
         )
 
     def refused(self, tenant: str) -> bool:
-        """Whether it had no room in its quota a moment ago."""
+        """True if its quota was exhausted at the last check."""
         return time.monotonic() - self._refused.get(tenant, -REFUSED_FOR) < REFUSED_FOR
 
-    async def _write_down(self, environment: Environment, act: Act) -> None:
+    async def _record_created(self, environment: Environment, act: Act) -> None:
         await self.write_ends()  # or one of them might still have the name
         try:
             repeats = await act.begin_with(partial(self._records.created, environment))
@@ -165,7 +166,7 @@ class Lifecycle:
         hit("create.recorded")
 
     def serve(self, environment: Environment, channel: Channel) -> Executions:
-        """From here on it runs, and its end is noticed."""
+        """Make it usable, and watch its guest."""
         channel.flow.group = environment.tenant
         environment.backend.share(environment.id, environment.tenant)
         runtime = Runtime(
@@ -192,7 +193,7 @@ class Lifecycle:
         await environment.backend.wait(environment.id)
         self._died(environment, "the guest died")
 
-    # ---- the way down ----
+    # ---- end ----
 
     def _expired(self, environment_id: str, reason: str) -> None:
         environment = self._catalogue.live.get(environment_id)
@@ -209,7 +210,7 @@ class Lifecycle:
             self._begin_end(environment, reason, Outcome.INTERNAL)
 
     async def end(self, environment: Environment, reason: str, outcome: Outcome) -> None:
-        """From whatever state; whoever waits is free to go. Raises PlatformError, DaemonUnavailable."""
+        """End it in any state. Cancelling the caller does not stop it. Raises PlatformError, DaemonUnavailable."""
         if environment.left:
             raise stopping()
         await asyncio.shield(self._begin_end(environment, reason, outcome))
@@ -231,7 +232,11 @@ class Lifecycle:
             await _stop_takeover(environment)
             if environment.watching is not None:
                 environment.watching.cancel()
-            if not environment.recorded or not environment.survives or await self._noted(environment):
+            if (
+                not environment.recorded
+                or not environment.survives
+                or await self._record_deleting(environment)
+            ):
                 environment.final.set()  # the next daemon would remove it, too
             hit("delete.noted")
             try:
@@ -267,8 +272,8 @@ class Lifecycle:
             placement.ended()
         log.info("ended", environment=environment.id, reason=environment.reason)
 
-    async def _noted(self, environment: Environment) -> bool:
-        """Write down that it is being deleted. False if the store fails, which does not stop the removal."""
+    async def _record_deleting(self, environment: Environment) -> bool:
+        """Record that it is being deleted. False if the store fails, which does not stop the removal."""
         try:
             await self._records.changed(environment, State.DELETING)
         except SkerryError as error:
@@ -277,7 +282,7 @@ class Lifecycle:
         return True
 
     async def _write_end(self, environment: Environment) -> None:
-        """Nothing of it is left, whatever the store says: if that cannot take it now, its row follows later."""
+        """Record its end; if the store fails, `write_ends` retries."""
         self._unwritten[environment.id] = environment
         entry = self.by_itself(environment, "environment.end").entry(
             "lifecycle", str(environment.outcome), environment.used, {"reason": environment.reason}
@@ -316,7 +321,7 @@ class Lifecycle:
                     await self._records.changed(environment, State.RUNNING)
 
     def by_itself(self, environment: Environment, action: str) -> Act:
-        """What no caller does."""
+        """An action of the daemon itself, for the audit."""
         return Act(
             self._records, Caller(tenant=environment.tenant, peer="daemon"), action, environment.subject, {}
         )
@@ -329,6 +334,6 @@ async def _stop_takeover(environment: Environment) -> None:
 
 
 def _retrieve(task: asyncio.Future[None]) -> None:
-    """Failures are logged where they happen and raised to those who await; asyncio need not repeat them."""
+    """Keep asyncio from logging a failure that was logged where it happened."""
     if not task.cancelled():
         task.exception()

@@ -1,7 +1,7 @@
-"""What callers do with environments: create, find, use and delete them.
+"""Operations on environments: create, find, use, change and delete.
 
-Delete is legal from every state. How they come up and go down is in `lifecycle`, what a new daemon does with those of
-an earlier one in `recovery`.
+Deleting is legal in every state. Start and end are in `lifecycle`; what a new daemon does with the environments of an
+earlier one is in `recovery`.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ log = structlog.get_logger(component="manager")
 
 @dataclass(slots=True)
 class Use:
-    """A call under way in an environment. What `told` is given, the audit tells when it ends."""
+    """A call under way in an environment. Its result in the audit gets what is put in `told`."""
 
     executions: Executions
     sessions: Sessions
     on_disk: Callable[[], Awaitable[None]]
-    """Returns when what is done may be seen. Raises StoreUnavailable."""
+    """Returns when the caller may see the effect. Raises StoreUnavailable."""
     told: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -112,35 +112,32 @@ class EnvironmentManager:
         return len(self._catalogue.live)
 
     async def recover(self) -> None:
-        """Take over what an earlier daemon of this home left running, and remove what it left half made or half
+        """Take over the environments of an earlier daemon of this home, and remove what it left half made or half
         removed. Raises StoreUnavailable, PlatformError."""
         await self._recovery.recover()
         self.pools.begin()
 
     async def reconcile(self) -> None:
-        """Compare what is on the host with what should be, and remove what nobody knows of; to be called now and then.
-
-        Pools are tended then, too. Raises PlatformError.
-        """
+        """Remove orphans from the host, and tend the pools. To be called periodically. Raises PlatformError."""
         self.pools.tend()
         await self._recovery.reconcile()
 
     def ready(self) -> str:
-        """The isolation that an environment gets now. Raises DaemonUnavailable, IsolationUnavailable."""
+        """The isolation that a new environment gets. Raises DaemonUnavailable, IsolationUnavailable."""
         if self._lifecycle.closing:
             raise stopping()
         return self._registry.pick(Policy().isolation)[1].isolation
 
     def act(self, caller: Caller, action: str, **detail: Any) -> Act:
-        """Something that is done to no environment, for the audit."""
+        """An action on no environment, for the audit."""
         return Act(self._records, caller, action, None, detail)
 
     def deny(self, caller: Caller, action: str, error: SkerryError, **detail: Any) -> None:
-        """Write down that a caller was refused something; so often a second, so that nobody fills the disk with it."""
-        self._denials.tell(caller, action, error, **detail)
+        """Record a denial in the audit, rate-limited."""
+        self._denials.add(caller, action, error, **detail)
 
     async def create(self, caller: Caller, request: CreateRequest) -> Environment:
-        """A running environment, or nothing at all. With a key that was used before: the one that it made.
+        """Returns a running environment; on failure nothing is left of it. A repeated key returns the first one.
 
         Raises InvalidRequest, Conflict (the name is taken, or the key was used for something else), ImageNotFound,
         IsolationUnavailable, LaunchFailed, GuestFailed, DiskFull, DaemonUnavailable (it is stopping),
@@ -220,7 +217,7 @@ class EnvironmentManager:
         return environment
 
     async def _made(self, caller: Caller, environment: Environment, act: Act, began: float) -> Environment:
-        """What the start of an environment has come to. May be called again when it was cancelled."""
+        """Wait for the start of an environment. May be called again after it was cancelled."""
         assert environment.creating is not None
         try:
             await asyncio.shield(environment.creating)
@@ -249,18 +246,18 @@ class EnvironmentManager:
         return environment
 
     async def _settle(self, caller: Caller, environment: Environment, act: Act, began: float) -> None:
-        """Bring a create to its end whose caller was cancelled."""
+        """Finish a create whose caller was cancelled."""
         with contextlib.suppress(SkerryError):
             await self._made(caller, environment, act, began)
             if not environment.repeats and not environment.name and environment.key is None:
                 await self.abandon(environment)
 
     async def abandon(self, environment: Environment) -> None:
-        """End one that nobody can know of: without a name or a key, and its caller has gone. Raises PlatformError."""
+        """End an environment that nobody can find: no name, no key, and its caller has gone. Raises PlatformError."""
         await self._lifecycle.end(environment, "its caller went away before it was told", Outcome.CANCELED)
 
     async def _first(self, caller: Caller, environment_id: str) -> Environment:
-        """What the first request with a key has made."""
+        """The environment that the first request with a key has made."""
         try:
             environment = self.find(caller, environment_id)
             if environment.creating is not None:
@@ -284,7 +281,7 @@ class EnvironmentManager:
         return environment
 
     def find(self, caller: Caller, ref: str) -> Environment:
-        """One of the caller's tenant, by id, name or beginning of an id; live ones first.
+        """An environment of the caller's tenant, by id, name or prefix of an id; live ones first.
 
         Raises EnvironmentNotFound, InvalidRequest.
         """
@@ -296,11 +293,11 @@ class EnvironmentManager:
             raise
 
     def environments(self, caller: Caller, *, ended: bool = False) -> list[Environment]:
-        """All live ones of the caller's tenant, oldest first; with `ended` those of the last day before them."""
+        """Live ones of the caller's tenant, oldest first; with `ended`, those of the last day come before them."""
         return self._catalogue.list(caller.tenant, ended=ended)
 
     async def running(self, caller: Caller, ref: str) -> tuple[Environment, Executions]:
-        """An environment that can be worked with; one that is being created is waited for.
+        """An environment that can be used; waits for one that is being created.
 
         Raises EnvironmentEnded, DaemonUnavailable (it is stopping, or has not taken it over yet), Conflict (its
         creation takes too long), and what `find()` does.
@@ -323,10 +320,10 @@ class EnvironmentManager:
     async def using(
         self, caller: Caller, ref: str, action: str, detail: dict[str, Any], *, early: bool = False
     ) -> AsyncIterator[Use]:
-        """The channel of an environment, in use until the block ends, for something that the audit tells.
+        """Use an environment for an audited action until the block ends.
 
-        With `early` the block may begin before the disk has the intent, if it lets nobody see anything before
-        `on_disk()` returns; at its end that is waited for. Raises StoreUnavailable and what `running()` does.
+        With `early` the block begins before the intent is on disk; it must show nobody its effect before `on_disk()`
+        returns, and its end waits for that. Raises StoreUnavailable and what `running()` does.
         """
         environment, executions = await self.running(caller, ref)
         runtime, sessions = executions.runtime, environment.sessions
@@ -355,7 +352,7 @@ class EnvironmentManager:
             environment.lease.touch()
 
     async def heartbeat(self, caller: Caller, ref: str, lifetime: float | None = None) -> float:
-        """Live for `lifetime` (or what it was created with) from now; returns the new unix time of its end.
+        """Restart the lease with `lifetime`, or the one it was created with; returns the unix time of its end.
 
         Raises EnvironmentEnded, StoreUnavailable, and what `find()` does.
         """
@@ -375,7 +372,7 @@ class EnvironmentManager:
         return expires_at
 
     def enforced(self, caller: Caller, ref: str) -> list[Enforcement]:
-        """Every limit and protection as the kernel says it is now; nothing any more for one that has ended."""
+        """Every limit and protection as the kernel reports it now; empty after the end."""
         environment = self.find(caller, ref)
         if environment.state is not State.RUNNING:
             return []
@@ -401,7 +398,7 @@ class EnvironmentManager:
         connections: int | None = None,
         traffic: int | str | None = None,
     ) -> None:
-        """Another kind of network, other rules, other limits; None leaves each as it is. See `change_network`."""
+        """Replace kind, rules or limits of the network; None leaves each as it is. See `change_network`."""
         environment, executions = await self.running(caller, ref)
         async with environment.changing:
             policy = with_network(
@@ -412,7 +409,7 @@ class EnvironmentManager:
     async def change_network(
         self, caller: Caller, ref: str, *, add: Collection[str] = (), remove: Collection[str] = ()
     ) -> None:
-        """Other rules of its allowlist. They count from now on, also for connections that are open.
+        """Change rules of the allowlist. Takes effect at once, for open connections too.
 
         Raises InvalidRequest, IsolationUnavailable, StoreUnavailable, and what `running()` does.
         """
@@ -432,21 +429,21 @@ class EnvironmentManager:
         await self._lifecycle.serving(environment)
 
     def network(self, caller: Caller, ref: str) -> dict[str, Any]:
-        """What it may reach and how much, what it has sent and received, and what it was refused."""
+        """Rules and limits of the network, traffic so far, and recent denials."""
         return describe(self.find(caller, ref))
 
     async def usage(self, caller: Caller, ref: str) -> Usage:
-        """What the kernel has counted; for one that has ended, until then."""
+        """The kernel's counters now, or at its end."""
         environment = self.find(caller, ref)
         if environment.state is not State.RUNNING:
             return environment.used
         return await environment.backend.usage(environment.id)
 
     async def delete(self, caller: Caller, ref: str) -> Environment:
-        """End it and remove every trace; any number of callers, at any time.
+        """End it and remove every trace. Idempotent, and safe to call concurrently.
 
-        A caller that is cancelled does not stop the removal, and neither does an audit that cannot be written:
-        removing is the safe direction. Raises EnvironmentNotFound, PlatformError.
+        Neither a cancelled caller nor an audit that cannot be written stops the removal, which is the safe direction.
+        Raises EnvironmentNotFound, PlatformError.
         """
         environment = self.find(caller, ref)
         act = Act(self._records, caller, "environment.delete", environment.subject, {})
@@ -466,7 +463,7 @@ class EnvironmentManager:
         return environment
 
     async def delete_all(self, reason: str) -> None:
-        """End all of them. Raises the first PlatformError after having tried each."""
+        """End all environments. Raises the first PlatformError after having tried each."""
         ends = [
             self._lifecycle.end(environment, reason, Outcome.CANCELED)
             for environment in self._catalogue.live.values()
@@ -476,7 +473,7 @@ class EnvironmentManager:
                 raise result
 
     def refuse(self) -> None:
-        """Create no more: the daemon is about to stop."""
+        """Refuse new environments: the daemon is about to stop."""
         self._lifecycle.closing = True
 
     @property
@@ -484,7 +481,7 @@ class EnvironmentManager:
         return self._lifecycle.closing
 
     async def close(self, *, keep: bool = False) -> None:
-        """Take no more, release the backends, and end all environments, or leave them to the next daemon."""
+        """End all environments, or with `keep` leave them to the next daemon, and release the backends."""
         self.refuse()
         try:
             await self.pools.close()
@@ -502,15 +499,15 @@ class EnvironmentManager:
                 await backend.close()
 
     def census(self) -> list[Environment]:
-        """All live ones, of every tenant."""
+        """Live environments of all tenants."""
         return list(self._catalogue.live.values())
 
     def prepared(self) -> dict[tuple[str], int]:
-        """How many instances each backend, by its name, has made ahead of need."""
+        """How many instances each backend, by name, has prepared."""
         return {(backend.name,): backend.prepared() for backend in self._registry.backends}
 
     def in_use(self) -> set[str]:
-        """The digests of images that environments stand on, live ones and those that pools keep ready.
+        """Digests of the images of live environments and of pool entries.
 
         May be called from any thread.
         """

@@ -25,7 +25,7 @@ log = structlog.get_logger(component="network")
 
 
 def describe(environment: Environment) -> dict[str, Any]:
-    """What it may reach and how much, what it has sent and received, and what it was refused."""
+    """Rules and limits of its network, traffic so far, and recent denials."""
     policy, network = environment.policy, environment.network
     return {
         "network": policy.network,
@@ -38,7 +38,7 @@ def describe(environment: Environment) -> dict[str, Any]:
 
 
 class Networks:
-    """Gives environments their network, and changes it."""
+    """Opens and changes the networks of environments."""
 
     def __init__(self, records: Records, ranges: Ranges, preset: Callable[[str], Preset]) -> None:
         self._records = records
@@ -50,7 +50,7 @@ class Networks:
         return await understand(policy, self._ranges, self._preset)
 
     async def open(self, environment: Environment, channel: Channel) -> None:
-        """As its policy says, which is not `none`. Raises InvalidRequest, PlatformError."""
+        """Open the network of its policy, which is not `none`. Raises InvalidRequest, PlatformError."""
         meaning = await self.understand(environment.policy)
         environment.network = await self._open(environment, channel, meaning, environment.policy.limits)
 
@@ -78,7 +78,7 @@ class Networks:
     async def _open_serving(
         self, environment: Environment, channel: Channel, meaning: Meaning, limits: Limits
     ) -> None:
-        """As `_open`, for one that runs, and may end at every await: nobody would close the network after that.
+        """As `_open`, for a running environment: closes the network again if the environment has ended meanwhile.
 
         Raises EnvironmentEnded as well.
         """
@@ -89,7 +89,7 @@ class Networks:
         environment.network = network
 
     async def reopen(self, environment: Environment, executions: Executions) -> None:
-        """As it was before this daemon; or none, which `info` tells. Raises EnvironmentEnded."""
+        """Open it as before the restart; falls back to `none`, which `info` shows. Raises EnvironmentEnded."""
         if environment.policy.network == "none":
             return
         try:
@@ -107,7 +107,7 @@ class Networks:
     async def change(
         self, caller: Caller, environment: Environment, executions: Executions, policy: Policy
     ) -> None:
-        """It counts from now on, also for connections that are open. What fails leaves it as it was.
+        """Takes effect at once, for open connections too. A failure leaves everything as it was.
 
         Raises InvalidRequest, IsolationUnavailable, StoreUnavailable, EnvironmentEnded.
         """
@@ -125,7 +125,7 @@ class Networks:
             network = environment.network
             if network is not None:
                 before = network.rules
-                # First of all: nothing that the guest does may put it off.
+                # First, so that the guest cannot delay it.
                 network.change(meaning.rules, limits)
                 try:
                     await self._prepare(environment, executions.runtime.channel, meaning)
@@ -141,7 +141,7 @@ class Networks:
             await self._records.changed(environment, State.RUNNING)
 
     async def _prepare(self, environment: Environment, channel: Channel, meaning: Meaning) -> None:
-        """Put what presets bring along where the variables say that it is."""
+        """Write the files of presets to where their variables point."""
         for path, content in meaning.files.items():
             for at in range(0, len(content), WRITE_MAX):
                 await channel.write(path, content[at : at + WRITE_MAX], at or None)

@@ -1,7 +1,6 @@
-"""What is remembered of environments and executions beyond the life of this daemon.
+"""Records of environments and executions in the store, for the next daemon.
 
-Expiry is written down as time since the host was booted: no jump of the wall clock changes it, and what it is about
-does not outlive a boot.
+Expiry is stored as time since boot: jumps of the wall clock do not change it, and no environment survives a boot.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ T = TypeVar("T")
 NOT_STARTED = "it could not be started"
 REMEMBERED = 1000
 PURGE_SECONDS = 3600.0
-"""At most so often old rows are deleted, together with the end of an environment."""
+"""Minimum interval between deletions of old rows, which go along with the end of an environment."""
 _LIVE = (State.CREATING, State.RUNNING, State.DELETING)
 
 
 class Records(AuditLog, ExecutionRecords, Protocol):
-    """All that write may raise StoreUnavailable. They take effect in the order of the calls, awaited or not."""
+    """Writes may raise StoreUnavailable. They take effect in the order of the calls, awaited or not."""
 
     def created(self, environment: Environment, intent: Entry) -> Written[str | None]:
-        """None, or the id of the environment that an earlier request with the same key has made.
+        """Returns the id of the environment that an earlier request with the same key has made, or None.
 
         Raises Conflict when another one of its tenant has the name, or when that request asked for something else;
         QuotaExceeded. Then the intent is not written down either.
@@ -48,32 +47,32 @@ class Records(AuditLog, ExecutionRecords, Protocol):
     def changed(
         self, environment: Environment, state: State, entry: Entry | None = None
     ) -> asyncio.Future[None]:
-        """Its new state, and what the audit shall tell of it."""
+        """Record its new state, and the row for the audit."""
         ...
 
     def kept(self, sizes: dict[str, int], kind: str, *, within: str | None = None) -> asyncio.Future[None]:
-        """Bytes of this kind that this host keeps for tenants, beside workspaces; replaces what was written before.
+        """Replace the bytes of this kind that this host stores for tenants, beside workspaces.
 
         Raises QuotaExceeded if the tenant `within` would be above its quota: then nothing is written.
         """
         ...
 
     async def crowded(self, tenants: Sequence[str]) -> list[str]:
-        """Those that hold more disk than their quota."""
+        """Those that use more disk than their quota."""
         ...
 
     async def live(self) -> list[EnvironmentRecord]: ...
 
     async def ended(self) -> list[EnvironmentRecord]:
-        """Those of the last day, oldest first."""
+        """Environments that ended within the last day, oldest first."""
         ...
 
     async def executions(self, environment_id: str) -> list[ExecutionRecord]:
-        """Those that run as far as is known."""
+        """Executions that are still running, as far as is known."""
         ...
 
     async def unfinished(self, environment: Environment) -> list[AuditRow]:
-        """What was begun in it, by an earlier daemon, and has no result in the audit."""
+        """Intents of an earlier daemon in it that have no result in the audit."""
         ...
 
 
@@ -83,7 +82,7 @@ def policy_of(record: EnvironmentRecord) -> Policy:
 
 
 def _instance(environment: Environment) -> dict[str, Any]:
-    """What goes on where it was when another daemon takes over."""
+    """State that the next daemon resumes with."""
     return {
         "expires": since_boot() + environment.lease.remaining,
         "sent": environment.traffic.sent,
@@ -98,7 +97,7 @@ def _append(tx: Connection, tenant: str, entry: Entry) -> None:
 
 
 def _purge(tx: Connection, now: float) -> None:
-    """Forget what has ended more than a day ago."""
+    """Delete what ended more than a day ago."""
     environments.purge(tx, now=now)
     executions.purge(tx, now=now)
 
@@ -122,7 +121,7 @@ class WriteObserver(Protocol):
 
 
 class StoredRecords:
-    """In a store that several daemons may share: rows carry the host that they are of."""
+    """Records in a store that several daemons may share; each row names its host."""
 
     def __init__(self, store: Store, host: str, observer: WriteObserver | None = None) -> None:
         self._store = store

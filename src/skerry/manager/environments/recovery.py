@@ -1,6 +1,6 @@
-"""What a daemon finds when it starts: environments that run, and what was half made or half removed.
+"""Recovery: a new daemon takes over running environments, and removes what is half made or half removed.
 
-Rows and host are compared, then and every now and again after.
+Rows of the store are compared with the host at the start, and periodically after.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from skerry.models import Outcome, State, Usage
 from skerry.store.environments import EnvironmentRecord
 
 GRACE = 60.0
-"""Seconds that a lease has at least after its first restart: nobody could send a heartbeat before."""
+"""Minimum seconds of a lease after its first takeover: no heartbeat could be sent before."""
 
 TAKEOVER_SECONDS = 30.0
-"""Within which an environment must have been taken over. A guest that takes longer is given up."""
+"""Time limit of one takeover. A guest that takes longer is given up."""
 PROGRESS_SECONDS, DOORS_SECONDS = 0.5, 5.0
-"""The daemon serves when for so long no takeover has been completed, or when so much time has passed in all."""
+"""The daemon serves once no takeover has completed for the first, or after the second in all."""
 
 log = structlog.get_logger(component="manager")
 
 
 class Recovery:
-    """Takes over, and sweeps."""
+    """Takes over environments, and sweeps orphans."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class Recovery:
         self._pools = pools
         self._clock = clock
         self._spared: set[str] = set()
-        """What nobody could make sense of, and no sweep may remove."""
+        """Environments that could not be understood: no sweep removes them."""
         self._slow: set[asyncio.Task[None]] = set()
         """Takeovers that go on while the daemon serves."""
 
     async def recover(self) -> None:
-        """Take over what an earlier daemon of this home left running, and remove what it left half made or half
+        """Take over the environments of an earlier daemon of this home, and remove what it left half made or half
         removed. Each environment is taken over independently: slow ones continue in the background after the return,
         and until then calls in them are refused with a retryable error. Raises StoreUnavailable, PlatformError."""
         records = await self._records.live()
@@ -106,10 +106,7 @@ class Recovery:
         hit("recover.done")
 
     async def reconcile(self) -> None:
-        """Compare what is on the host with what should be, and remove what nobody knows of; to be called now and then.
-
-        Raises PlatformError.
-        """
+        """Remove orphans from the host, and record pending ends. To be called periodically. Raises PlatformError."""
         await self._remove_all_but(self._known)
         await self._lifecycle.write_ends()
 
@@ -129,7 +126,7 @@ class Recovery:
             log.error("takeover failed", error=str(error))
 
     async def _recover_or_spare(self, record: EnvironmentRecord) -> None:
-        """One that cannot be understood keeps nobody else from being taken over, and stays as it is."""
+        """Take one over; an unexpected failure leaves it as it is, and does not stop the others."""
         try:
             await self._recover(record)
         except SkerryError:
@@ -205,7 +202,7 @@ class Recovery:
         await self._lifecycle.end(environment, reason, outcome)
 
     async def _resume(self, environment: Environment, record: EnvironmentRecord) -> None:
-        """Go on with what is left of its lease; GRACE if that is longer, once for each lease."""
+        """Resume its lease with the remaining time; at least GRACE, once for each lease."""
         remaining = record.instance["expires"] - since_boot()
         prolonged = remaining < GRACE and not environment.grace_used
         environment.lease.resume(GRACE if prolonged else remaining)
@@ -219,7 +216,7 @@ class Recovery:
                 log.error("not written down", environment=environment.id, error=str(error))
 
     async def _finish_audit(self, environment: Environment, kept: Container[str]) -> None:
-        """Give a result to what an earlier daemon has begun, but for executions that may still run."""
+        """Write results for intents of an earlier daemon, except for executions that may still run."""
         for row in await self._records.unfinished(environment):
             if row.detail.get("execution_id") in kept and row.action == "execution":
                 continue

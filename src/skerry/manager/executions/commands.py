@@ -1,4 +1,4 @@
-"""What a caller wants to run, checked, and as the guest wants it."""
+"""A command: its validation, and the request to the guest that starts it."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ OUTPUT_LIMIT_MAX = 16 * MIB
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 USERS: dict[str, int | None] = {"appuser": None, "root": 0}
-"""None: whatever user an environment has for its work."""
+"""By name; None is the environment's unprivileged user."""
 VARIABLES_MAX = START_MAX - (8 << 10)
-"""Bytes of an environment's variables: they go with every command, which needs some room as well."""
+"""Bytes of an environment's variables. They are sent with every command, whose own part takes 8 KiB."""
 _FIELD = 5
-"""Bytes that each argument and each variable takes beside its own."""
+"""Bytes of overhead for each argument and each variable."""
 _SHELL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,24}")
 _UTF8 = {"LC_CTYPE": "C.UTF-8"}
-"""And no LANG: for that most programs open a dozen files when they start, which say the same as "C"."""
+"""LANG stays unset: with it most programs open a dozen locale files at start that say the same as "C"."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One thing to run: either `argv` or `text`. Raises InvalidRequest when it makes no sense."""
+    """A command to run: either `argv` or `text`. Raises InvalidRequest."""
 
     argv: list[str] | None = None
     text: str | None = None
     shell: str = ""
-    """The stateful shell that runs `text`; with "", a `sh` of its own does, and nothing of it stays."""
+    """The stateful shell that runs `text`; with "", a fresh `sh` does."""
     cwd: str | None = None
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
-    """Variables of which only the names are ever written down. Other code in the environment can read them."""
+    """Variables of which only the names are recorded. Other code in the environment can read them."""
     user: str = "appuser"
     timeout: float | None = None
     output_limit: int | None = None
-    """Bytes of each stream. None: all of it is passed on, and the recent part kept."""
+    """Bytes of each stream. None passes all of it on, and keeps the most recent part."""
     stdin: bool = False
     pty: tuple[int, int] | None = None
     """Rows and columns."""
@@ -101,7 +101,7 @@ class Command:
 
     @property
     def told(self) -> dict[str, Any]:
-        """What the audit tells of it."""
+        """What the audit records of it."""
         return {
             "argv": self.argv,
             "command": self.text,
@@ -116,13 +116,13 @@ class Command:
 
     @property
     def shell_id(self) -> str:
-        """The guest's name for the shell: each user has shells of their own."""
+        """The guest's name for the shell: shells belong to one user."""
         return self.shell if self.user == "appuser" else f"{self.shell}@{self.user}"
 
     def start(self, base: dict[str, str], traceparent: str = "") -> Start:
-        """The guest's request, with the environment's own variables below those of the command.
+        """The guest's request; variables of the command override those of the environment.
 
-        The trace goes on in a program of its own; a shell would keep it for the commands of others.
+        TRACEPARENT is not set in a stateful shell, where it would stay for the commands of other callers.
         """
         env = dict(base)
         if self.user != "appuser":
@@ -156,13 +156,13 @@ class Command:
 
 
 def program_command(language: Language, instance: Instance, cpus: float) -> Command:
-    """What runs a program that lies in the workspace."""
+    """The command that runs a program in the workspace."""
     env = {**writable(instance), **language.variables(cpus)}
     return Command(argv=[*language.command], env=env, output_limit=OUTPUT_LIMIT)
 
 
 def writable(instance: Instance) -> dict[str, str]:
-    """The variables that name the place which a program can write."""
+    """Variables that name the directory which a program can write."""
     return dict.fromkeys(("HOME", "TMPDIR"), instance.tmp_path)
 
 
@@ -176,7 +176,7 @@ def check_variables(env: dict[str, str]) -> None:
 
 
 def check_environment(env: dict[str, str]) -> None:
-    """Raises InvalidRequest for variables that no command of an environment could be started with."""
+    """Raises InvalidRequest for variables with which no command could be started."""
     size = _size(env)
     if size <= VARIABLES_MAX:
         check_variables(env)
@@ -189,12 +189,12 @@ def check_environment(env: dict[str, str]) -> None:
 
 
 def _size(env: dict[str, str]) -> int:
-    """Bytes that they take at least."""
+    """A lower bound of their size in bytes."""
     return sum(len(name) + len(value) + _FIELD + 1 for name, value in env.items())
 
 
 def base_variables(image_env: dict[str, str], workspace: str, env: dict[str, str]) -> dict[str, str]:
-    """The variables of everything that runs in an environment."""
+    """Variables of everything that runs in an environment."""
     own = {
         **install_variables(workspace, image_env.get("PATH", DEFAULT_PATH)),
         "HOME": workspace,
@@ -206,7 +206,7 @@ def base_variables(image_env: dict[str, str], workspace: str, env: dict[str, str
 
 
 def _above(base: dict[str, str], given: dict[str, str]) -> dict[str, str]:
-    """Both; what is said of all of the locale is not held back by what we say of a part of it."""
+    """Both, `given` first. A given LANG also removes our LC_CTYPE, which would override a part of it."""
     if "LANG" in given and _UTF8.items() <= base.items():
         base = {name: value for name, value in base.items() if name not in _UTF8}
     return {**base, **given}

@@ -25,7 +25,7 @@ from skerry.manager.audit.acts import Digest
 from skerry.manager.caller import Caller
 from skerry.manager.clock import since_boot
 from skerry.manager.executions.commands import Command
-from skerry.manager.executions.output import STDERR, STDOUT, Kept
+from skerry.manager.executions.output import STDERR, STDOUT, KeptOutput
 from skerry.manager.executions.queue import RunQueue
 from skerry.manager.executions.run import EXIT_INTERNAL, EXIT_KILLED, EXIT_TIMED_OUT, Run
 from skerry.manager.executions.runtime import Runtime
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from skerry.store.executions import ExecutionRecord
 
 HASHED_AT_ONCE = 1 << 20
-"""Bytes: what takes about a millisecond."""
+"""Bytes; about a millisecond of work."""
 KILL_GRACE = 40.0
 """Seconds within which a guest must confirm a kill. On a starved machine it takes up to 25: see docs/adr/0004."""
 READER_GRACE = 1.0
-"""Seconds that a reader has to take the last output of an execution that was killed."""
+"""Seconds that readers have to take the last output of a killed execution."""
 
 Launch = Callable[[Channel, Start], Awaitable[GuestProcess]]
 """How a program is started. Raises what `Channel.start` does."""
@@ -53,7 +53,7 @@ class Execution(Run):
         runtime: Runtime,
         caller: Caller,
         command: Command,
-        kept: Kept,
+        kept: KeptOutput,
         on_end: Callable[[Execution], None],
         launch: Launch | None = None,
     ) -> None:
@@ -72,9 +72,9 @@ class Execution(Run):
         self._killer: asyncio.Task[None] | None = None
         self._fed = Digest()
         self.large = 0
-        """How much more output than usual it may hold."""
+        """Bytes of output, beyond the usual limit, that are reserved for it."""
         self.lasting = False
-        """Whether it is written down, to be taken over by the next daemon."""
+        """It is recorded, and the next daemon takes it over."""
 
     @classmethod
     def adopted(
@@ -82,10 +82,10 @@ class Execution(Run):
         runtime: Runtime,
         record: ExecutionRecord,
         process: GuestProcess,
-        kept: Kept,
+        kept: KeptOutput,
         on_end: Callable[[Execution], None],
     ) -> Execution:
-        """One that an earlier daemon began; to be followed to its end."""
+        """An execution that an earlier daemon began, to be followed to its end."""
         detail = record.detail
         caller = Caller(tenant=runtime.tenant, **detail["caller"])
         command = Command(
@@ -108,7 +108,7 @@ class Execution(Run):
 
     @property
     def process_id(self) -> int:
-        """The guest's number for it."""
+        """The guest's process id; 0 before the start."""
         return 0 if self._process is None else self._process.id
 
     @property
@@ -128,11 +128,11 @@ class Execution(Run):
 
     @property
     def kept_from(self) -> int:
-        """How many bytes of its output, of both streams together, came before those that are kept."""
+        """Bytes of output, of both streams together, that came before the kept ones."""
         return sum(seen.size for seen in self._seen.values()) - self.kept.size
 
     async def run(self, stdin: bytes | bytearray | None = None) -> ExecutionResult:
-        """From begin to end, with `stdin` fed to it. Raises what `begin()` and `finish()` do."""
+        """Begin, feed `stdin`, and finish. Raises what `begin()` and `finish()` do."""
         await self.begin()
         feeder = asyncio.create_task(self._feed(stdin)) if stdin is not None else None
         try:
@@ -142,7 +142,7 @@ class Execution(Run):
                 feeder.cancel()
 
     async def begin(self) -> None:
-        """Wait for the shell's turn and start the program. A program that does not exist is no error.
+        """Wait for the shell's queue and start the program. A missing program is not an error.
 
         Raises Busy, InvalidRequest, GuestFailed, StoreUnavailable.
         """
@@ -172,9 +172,9 @@ class Execution(Run):
             self._limit_time(self.command.timeout)
 
     async def finish(self) -> ExecutionResult:
-        """Pass the output on until the program has ended.
+        """Pass the output on until the program has ended, and return the result.
 
-        Raises StoreUnavailable (nobody may see what it did), DaemonUnavailable (the next daemon has to end it).
+        Raises StoreUnavailable (nobody may see what it did), DaemonUnavailable (the next daemon follows it).
         """
         exit: Exit | None = None
         lost = ""
@@ -206,13 +206,13 @@ class Execution(Run):
         result = await self._conclude(exit, lost)
         self.result = result
         hit("execute.concluded")
-        self._tell(result)
+        self._audit(result)
         self._leave()
         self.ended.set_result(result)
         return result
 
     def stop(self, outcome: Outcome, message: str) -> None:
-        """Kill it with everything that it started; the first reason given is the one reported."""
+        """Kill it with all its children; the first reason given is the one reported."""
         self._give_up(outcome, message)
         if self._process is not None and not self.ended.done():
             self._kill()
@@ -223,7 +223,7 @@ class Execution(Run):
         self.release()
 
     async def over(self) -> None:
-        """Returns when it has ended, however it did. Raises DaemonUnavailable if it is left to the next daemon."""
+        """Wait until it has ended. Raises DaemonUnavailable if it is left to the next daemon."""
         await asyncio.wait((self.ended,))
         if self.result is None and self._runtime.left:
             raise stopping()
@@ -266,8 +266,8 @@ class Execution(Run):
             self._queue = queue
         return mine
 
-    def _tell(self, result: ExecutionResult) -> None:
-        """To the audit. The hash of output is of what was passed on, which is all unless there was a limit."""
+    def _audit(self, result: ExecutionResult) -> None:
+        """Audit the result. Hashes are of the output that was passed on: all of it, unless there was a limit."""
         detail: dict[str, Any] = {
             "execution_id": self.id,
             "exit_code": result.exit_code,

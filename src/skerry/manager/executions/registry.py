@@ -11,10 +11,10 @@ from typing import ClassVar, Protocol
 from skerry.errors import Busy, DaemonUnavailable, ExecutionNotFound, StoreUnavailable, stopping
 from skerry.failpoints import hit
 from skerry.manager.caller import Caller
-from skerry.manager.capacity import Room
+from skerry.manager.capacity import SharedCapacity
 from skerry.manager.executions.commands import OUTPUT_LIMIT, Command
 from skerry.manager.executions.execution import READER_GRACE, Execution, Launch
-from skerry.manager.executions.output import Head, Kept, Recent
+from skerry.manager.executions.output import FirstOutput, KeptOutput, RecentOutput
 from skerry.manager.executions.runtime import Runtime
 from skerry.models import Outcome
 from skerry.store.executions import ExecutionRecord
@@ -37,10 +37,10 @@ class ExecutionRecords(Protocol):
 
 
 class Executions:
-    """What runs in one environment, and the last that ran in the background."""
+    """Running executions of one environment, and the last ones that ran in the background."""
 
-    _large: ClassVar[Room] = Room(LARGE_MAX)
-    """Of all environments."""
+    _large: ClassVar[SharedCapacity] = SharedCapacity(LARGE_MAX)
+    """Shared by all environments."""
 
     def __init__(self, runtime: Runtime, records: ExecutionRecords, *, touch: Callable[[], None]) -> None:
         self.runtime = runtime
@@ -50,16 +50,16 @@ class Executions:
         self._remembered: dict[str, Execution] = {}
 
     def prepare(self, caller: Caller, command: Command, launch: Launch | None = None) -> Execution:
-        """One to `run()`; its result holds the first `output_limit` bytes of each stream. Raises Busy."""
+        """An execution to `run()`; its result holds the first `output_limit` bytes of each stream. Raises Busy."""
         limit = OUTPUT_LIMIT if command.output_limit is None else command.output_limit
-        return self._admit(caller, command, Head(limit), 2 * max(0, limit - OUTPUT_LIMIT), launch)
+        return self._admit(caller, command, FirstOutput(limit), 2 * max(0, limit - OUTPUT_LIMIT), launch)
 
     async def start(self, caller: Caller, command: Command) -> Execution:
         """Start in the background; recent output is kept, and the next daemon takes it over should this one end.
 
         Raises Busy, InvalidRequest, GuestFailed, StoreUnavailable.
         """
-        execution = self._admit(caller, command, Recent(RECENT_LIMIT))
+        execution = self._admit(caller, command, RecentOutput(RECENT_LIMIT))
         execution.lasting = True
         await execution.begin()
         try:
@@ -72,9 +72,9 @@ class Executions:
         return execution
 
     async def adopt(self, records: Collection[ExecutionRecord]) -> builtins.list[str]:
-        """Go on with what an earlier daemon started in the background; returns what was lost, for people.
+        """Follow what an earlier daemon started in the background; returns descriptions of what was lost.
 
-        What somebody was waiting for at that daemon is killed. Raises GuestFailed.
+        Commands that callers of that daemon waited for are killed. Raises GuestFailed.
         """
         there = {info.id: info for info in await self.runtime.channel.processes()}
         lost = []
@@ -83,7 +83,7 @@ class Executions:
                 del there[record.process]
                 process = await self.runtime.channel.attach(record.process)
                 execution = Execution.adopted(
-                    self.runtime, record, process, Recent(RECENT_LIMIT), self._ended
+                    self.runtime, record, process, RecentOutput(RECENT_LIMIT), self._ended
                 )
                 self._add(execution)
                 self.follow(execution)
@@ -101,13 +101,13 @@ class Executions:
         process.forget()
 
     async def let_go(self) -> None:
-        """Leave everything running, for the next daemon. Whoever waits for something is told DaemonUnavailable."""
+        """Leave everything running, for the next daemon. Callers that wait get DaemonUnavailable."""
         for execution in self.running.values():
             execution.lasting = False  # it has not ended
         await self.runtime.let_go(stopping())
 
     def follow(self, execution: Execution) -> None:
-        """Run a started execution to its end in a task of its own, and remember it."""
+        """Follow a started execution in a background task, and remember its result."""
         self._remembered[execution.id] = execution
         self.runtime.spawn(self._followed(execution))
 
@@ -128,13 +128,13 @@ class Executions:
         return list(({**self._remembered, **self.running}).values())
 
     async def end(self, outcome: Outcome, message: str) -> None:
-        """Close the channel and bring every execution to its result: nothing of this runs on afterwards."""
+        """Close the channel and end every execution: nothing runs on afterwards."""
         for execution in tuple(self.running.values()):
             execution.abandon(outcome, message)
         await self.runtime.close(READER_GRACE)
 
     def _admit(
-        self, caller: Caller, command: Command, kept: Kept, large: int = 0, launch: Launch | None = None
+        self, caller: Caller, command: Command, kept: KeptOutput, large: int = 0, launch: Launch | None = None
     ) -> Execution:
         if self.runtime.left:
             raise stopping()
@@ -172,6 +172,6 @@ class Executions:
 
 
 def _retrieve(written: asyncio.Future[None]) -> None:
-    """What cannot be written down now is found out by the next daemon."""
+    """A failed write is harmless: the next daemon finds out what has ended."""
     if not written.cancelled():
         written.exception()

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from skerry.backends.base import Sample
 from skerry.ids import new_id
 from skerry.manager.audit.acts import Digest
-from skerry.manager.executions.output import STDERR, STDOUT, Entry, Kept, Tap
+from skerry.manager.executions.output import STDERR, STDOUT, Chunk, KeptOutput, Tap
 from skerry.manager.executions.queue import RunQueue
 from skerry.manager.executions.runtime import Runtime
 from skerry.models import Outcome
@@ -20,7 +20,7 @@ EXIT_TIMED_OUT, EXIT_INTERNAL, EXIT_KILLED = 124, 125, 137
 class Run(ABC):
     """One run in an environment: its place in a queue, time limit, usage, and output for readers and the result."""
 
-    def __init__(self, runtime: Runtime, kept: Kept) -> None:
+    def __init__(self, runtime: Runtime, kept: KeptOutput) -> None:
         self.id = new_id()
         self.kept = kept
         self._runtime = runtime
@@ -82,7 +82,7 @@ class Run(ABC):
 
     async def _emit(self, stream: int, data: bytes) -> None:
         began = time.perf_counter()
-        entry = Entry(time.time(), self.id, stream, data)
+        entry = Chunk(time.time(), self.id, stream, data)
         self._seen[stream].update(data)
         self.kept.add(entry)
         self._runtime.log.add(entry)

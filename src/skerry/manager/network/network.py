@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 ACTION = "network.connect"
 ONE_BY_ONE = 60
-"""Connections of an environment in a window that have rows of their own in the audit."""
+"""Connections of an environment in a window that get their own rows in the audit."""
 WINDOW = 60.0
 """Seconds."""
 PLACES_MAX = 100
-"""Destinations that are counted by name among the others."""
+"""Destinations that are counted by name in a summary row."""
 
 
 class Network:
-    """Made when an environment first gets a network; it stays until the environment ends."""
+    """Created when an environment first gets a network; lasts until the environment ends."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Network:
 
     @property
     def told(self) -> dict[str, Any]:
-        """What it does, and what it has refused."""
+        """Open connections and recent denials."""
         return {
             "connections": len(self._proxy.connections),
             "denials": [asdict(denial) for denial in self._proxy.denials],

@@ -17,7 +17,7 @@ from skerry.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a policy says of the network, with the presets that it names spelled out."""
+    """The network of a policy, with its presets expanded."""
 
     rules: Rules
     variables: dict[str, str]
@@ -25,7 +25,7 @@ class Meaning:
 
 
 async def understand(policy: Policy, ranges: Ranges, preset: Callable[[str], Preset]) -> Meaning:
-    """Raises InvalidRequest, and PlatformError for a preset of which nothing can be found out."""
+    """Expand a policy. Raises InvalidRequest, and PlatformError if a preset cannot be determined."""
     check_count(policy.allow)
     rules: list[str] = []
     variables: dict[str, str] = {}
@@ -42,13 +42,13 @@ async def understand(policy: Policy, ranges: Ranges, preset: Callable[[str], Pre
 
 
 def check_count(rules: Collection[str]) -> None:
-    """Before anything is done with them. Raises InvalidRequest."""
+    """Raises InvalidRequest if there are too many."""
     if len(rules) > RULES_MAX:
         raise InvalidRequest(f"{len(rules)} rules are too many", hint=f"at most {RULES_MAX}")
 
 
 def _checked(text: str) -> str:
-    """Two mistakes that are better explained than refused. Raises InvalidRequest."""
+    """Explain two common mistakes. Raises InvalidRequest."""
     if "://" in text:
         raise InvalidRequest(
             f"{text!r} is a URL, and not a rule", hint="write its host alone: api.example.com"
@@ -62,14 +62,14 @@ def _checked(text: str) -> str:
 
 
 def with_network(policy: Policy, network: str | None, allow: Collection[str] | None, **limits: Any) -> Policy:
-    """Another kind of network, other rules, other limits; None leaves each as it is. Raises InvalidRequest."""
+    """The policy with another kind, rules or limits; None leaves each as it is. Raises InvalidRequest."""
     kind = policy.network if network is None else network
     kept = policy.allow if allow is None and kind == "allowlist" else tuple(dict.fromkeys(allow or ()))
     return replace(policy, network=kind, allow=kept, limits=policy.limits.changed(limits))
 
 
 def with_rules(policy: Policy, add: Collection[str], remove: Collection[str]) -> Policy:
-    """Other rules of an allowlist, which one without a network gets. Raises InvalidRequest."""
+    """The policy with rules added and removed; adding turns `none` into `allowlist`. Raises InvalidRequest."""
     if policy.network == "public":
         raise InvalidRequest(
             "every public address is allowed already, and single ones cannot be taken away",

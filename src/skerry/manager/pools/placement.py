@@ -14,7 +14,7 @@ from skerry.errors import SkerryError
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel
 from skerry.manager.pools.interpreters import PrestartedInterpreter
-from skerry.manager.pools.pool import Entry, Pool
+from skerry.manager.pools.pool import Pool, PoolEntry
 
 OpenChannel = Callable[[socket], Awaitable[Channel]]
 
@@ -92,7 +92,7 @@ class FromPool(Placement):
     """An entry of a pool; a cold start that counts for the pool if no entry is ready."""
 
     def __init__(
-        self, id: str, backend: Backend, open_channel: OpenChannel, pool: Pool, entry: Entry | None
+        self, id: str, backend: Backend, open_channel: OpenChannel, pool: Pool, entry: PoolEntry | None
     ) -> None:
         super().__init__(id, backend, open_channel)
         self._pool = pool

@@ -44,45 +44,45 @@ from skerry.policy import Policy
 
 START_TIMEOUT = 60.0
 ORPHAN = 5.0
-"""Seconds for which an entry outlives a daemon that was killed."""
+"""Seconds that an entry outlives a daemon that was killed."""
 REFILL_AFTER = 0.05
-"""Seconds from a use to the making of the next, so that it does not hold up the first command."""
+"""Seconds from a use to the refill, so that the refill does not delay the first command."""
 PAUSE_MIN, PAUSE_MAX = 0.5, 30.0
-"""Seconds to wait after an entry that could not be made, or died."""
+"""Backoff after an entry that could not be started, or died."""
 WAITS_KEPT = 1000
 IDLE, AGE = 600, 3600
 WAIT_MAX = 30.0
-"""Seconds for which somebody waits for one of the maximum to end."""
+"""Seconds that a request waits in the queue of a full pool."""
 RENEWED = 4
-"""Of those that are too old, one in so many is replaced at a time: never all of a pool at once."""
+"""One of this many old entries is replaced at a time, never a whole pool at once."""
 
 log = structlog.get_logger(component="pools")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """What an operator says of a pool."""
+    """An operator's settings of a pool."""
 
     name: str
     image: str
     policy: Policy
     minimum: int
-    """So many are kept ready."""
+    """Entries that are kept ready."""
     maximum: int
-    """No more than so many are ready, being made, or in use. With 0 there is no pool."""
+    """Limit of entries that are ready, starting or in use. 0 disables the pool."""
     language: Language | None = None
-    """Entries are for one program in this language, whose interpreter waits in them."""
+    """Entries run one program in this language, with a pre-started interpreter."""
     after_use: int = 0
-    """So many are kept ready, at least, from a use on."""
+    """Minimum of ready entries after a use."""
     idle: float = IDLE
-    """Seconds after its last use for which that holds."""
+    """Seconds after the last use that `after_use` applies."""
     age: float = AGE
-    """Seconds after which an entry that nobody needed is replaced: the machine that it was made from changes."""
+    """Seconds after which an unused entry is replaced: the host that it shows changes."""
 
 
 @dataclass(eq=False, slots=True)
-class Entry:
-    """One environment that is nobody's yet."""
+class PoolEntry:
+    """One ready environment."""
 
     id: str
     digest: str
@@ -127,13 +127,13 @@ class Pool:
         self._minimum = settings.minimum
         self._maximum = settings.maximum
         self._used_at = -math.inf
-        self._line: deque[asyncio.Future[None]] = deque()
-        """Those who want one. The first is told when there is one for it, and stays until it has it."""
-        self._ready: dict[str, Entry] = {}
+        self._queue: deque[asyncio.Future[None]] = deque()
+        """Waiting requests. The first is woken when an entry is free, and leaves when it has taken it."""
+        self._ready: dict[str, PoolEntry] = {}
         self._making: set[str] = set()
         self._active: set[str] = set()
         self._turn = asyncio.Lock()
-        """One is made after the other."""
+        """Held while an entry is started: one at a time."""
         self._filling: asyncio.Task[None] | None = None
         self._discarding: set[asyncio.Task[None]] = set()
         self._checking: set[asyncio.Task[float]] = set()
@@ -144,7 +144,7 @@ class Pool:
 
     @property
     def ids(self) -> set[str]:
-        """Of all that is nobody's."""
+        """Ids of entries that are ready or starting."""
         return self._ready.keys() | self._making
 
     @property
@@ -153,7 +153,7 @@ class Pool:
 
     @property
     def _wanted(self) -> int:
-        """So many are to be ready now."""
+        """Entries that should be ready now."""
         used = self._clock.time() - self._used_at < self._settings.idle
         return max(self._minimum, min(self._settings.after_use, self._maximum) if used else 0)
 
@@ -164,7 +164,7 @@ class Pool:
         return self._total() >= self._maximum
 
     def serves(self, image: Image, policy: Policy, backend: Backend, language: Language | None) -> bool:
-        """Whether its entries can become such an environment."""
+        """True if its entries can become such an environment."""
         own = self._settings
         return (
             self._maximum > 0
@@ -174,23 +174,23 @@ class Pool:
             and backend.fixed(policy) == backend.fixed(own.policy)
         )
 
-    async def take(self, digest: str, backend: Backend, *, ready: bool) -> tuple[str, Entry | None]:
-        """The id of a new environment, and the entry that becomes it, if one is ready and stands on this image.
+    async def take(self, digest: str, backend: Backend, *, ready: bool) -> tuple[str, PoolEntry | None]:
+        """The id of a new environment, and a ready entry with this image, if there is one and `ready` is set.
 
-        With `ready` false no entry is taken. Whoever gets an id gives it back by `released()`. Raises Busy when all of
-        the maximum are in use for WAIT_MAX seconds, DaemonUnavailable.
+        The id is to be given back by `released()`. Raises Busy if the pool stays full for WAIT_MAX seconds,
+        DaemonUnavailable.
         """
         self._check_open()
         turn: asyncio.Future[None] | None = None
-        if self._line or (self._full() and not self._ready):
+        if self._queue or (self._full() and not self._ready):
             turn = asyncio.get_running_loop().create_future()
-            self._line.append(turn)
+            self._queue.append(turn)
         try:
             if turn is not None:
                 async with asyncio.timeout(WAIT_MAX):
                     await turn
             entry = self._find(digest) if ready else None
-            if entry is None and self._ready and self._full():  # those are not for this one
+            if entry is None and self._ready and self._full():  # it cannot use those
                 self._discard(self._ready.pop(next(iter(self._ready))))
             id_ = backend.reserve() if entry is None else entry.id
             self._active.add(id_)
@@ -203,18 +203,18 @@ class Pool:
             ) from None
         finally:
             if turn is not None:
-                self._line.remove(turn)
+                self._queue.remove(turn)
             self._call_next()
         self._used_at = self._clock.time()
         self.refill(REFILL_AFTER)
         return id_, entry
 
     def _call_next(self) -> None:
-        """To be called when there may be one more."""
-        if self._line and not self._line[0].done() and (self._ready or not self._full()):
-            self._line[0].set_result(None)
+        """Wake the first waiting request, if an entry may be free for it."""
+        if self._queue and not self._queue[0].done() and (self._ready or not self._full()):
+            self._queue[0].set_result(None)
 
-    def _find(self, digest: str) -> Entry | None:
+    def _find(self, digest: str) -> PoolEntry | None:
         found = None
         while found is None and self._ready:
             entry = self._ready.pop(next(iter(self._ready)))
@@ -224,7 +224,7 @@ class Pool:
                 self._discard(entry)
         return found
 
-    async def give_back(self, environment_id: str, entry: Entry | None) -> None:
+    async def give_back(self, environment_id: str, entry: PoolEntry | None) -> None:
         """Remove an entry that was taken and is not needed."""
         if entry is not None:
             await self._remove(entry)
@@ -258,7 +258,7 @@ class Pool:
 
     def _missing(self) -> bool:
         wanted = self._wanted - len(self._ready) - len(self._making)
-        return wanted > 0 and not self._full() and not self._line
+        return wanted > 0 and not self._full() and not self._queue
 
     async def _fill(self, after: float) -> None:
         pause = PAUSE_MIN
@@ -275,7 +275,7 @@ class Pool:
             self._filling = None
 
     async def _add(self) -> bool:
-        """Make one more, after whoever makes one now. False when there are enough."""
+        """Start one more entry. False if there are enough."""
         async with self._turn:
             if not self._missing() or self._closed:
                 return False
@@ -296,10 +296,10 @@ class Pool:
                 )
             return True
 
-    async def _make(self) -> Entry:
-        """A new one, which is among those in the making until its caller says otherwise.
+    async def _make(self) -> PoolEntry:
+        """Start an entry; the caller removes its id from `_making`.
 
-        Raises what a create does, and leaves nothing then.
+        Raises what a create does; then nothing is left of it.
         """
         settings = self._settings
         image = self._images.get(settings.image)
@@ -315,10 +315,10 @@ class Pool:
                 channel = await self._open_channel(await backend.connect(id_))
                 await channel.ping()
                 await backend.usage(id_, io=False)  # which opens its counters: the first command needs them
-                entry = Entry(id_, image.digest, backend, instance, channel, self._clock.time())
+                entry = PoolEntry(id_, image.digest, backend, instance, channel, self._clock.time())
                 variables = base_variables(image.env, instance.workspace_path, {})
                 if settings.language is None:
-                    # The kernel has then looked up and read what every program needs: half a millisecond.
+                    # Warms the page and dentry caches for the first command: half a millisecond.
                     await _run_true(channel, variables)
                 else:
                     entry.interpreter = await self._prestart(settings.language, variables, entry)
@@ -334,13 +334,13 @@ class Pool:
             raise
 
     async def _prestart(
-        self, language: Language, variables: dict[str, str], entry: Entry
+        self, language: Language, variables: dict[str, str], entry: PoolEntry
     ) -> PrestartedInterpreter:
         command = program_command(language, entry.instance, self._settings.policy.limits.cpus)
         start = command.start(variables)
         return await prestart(entry.channel, start, entry.backend.gate(entry.id, language.file))
 
-    def _died(self, entry: Entry, why: str) -> None:
+    def _died(self, entry: PoolEntry, why: str) -> None:
         if self._ready.pop(entry.id, None) is not None:
             self._failures += 1
             self._error = f"an entry died: {why}"
@@ -349,19 +349,19 @@ class Pool:
             self._call_next()
             self.refill(PAUSE_MIN)
 
-    def _discard(self, entry: Entry) -> None:
+    def _discard(self, entry: PoolEntry) -> None:
         task = asyncio.create_task(self._remove(entry))
         self._discarding.add(task)
         task.add_done_callback(self._discarding.discard)
 
-    async def _remove(self, entry: Entry) -> None:
+    async def _remove(self, entry: PoolEntry) -> None:
         try:
             await entry.remove()
         except SkerryError as error:  # the sweeper will try again
             log.error("not removed", pool=self.name, environment=entry.id, error=str(error))
 
     async def warmup(self, count: int, maximum: int | None = None) -> None:
-        """Have so many ready, now and from now on; `maximum` replaces that of the settings.
+        """Warm the pool up to `count` entries, and keep that minimum; `maximum` replaces that of the settings.
 
         Raises InvalidRequest, and what a create does.
         """
@@ -380,12 +380,12 @@ class Pool:
         self._check_open()
 
     async def shrink(self, count: int) -> None:
-        """Keep no more than so many ready, from now on."""
+        """Lower the minimum to `count`, and remove the entries above it."""
         self._minimum, self._used_at = min(self._wanted, count), -math.inf
         await self._drop(len(self._ready) - count)
 
     async def _drop(self, count: int) -> None:
-        """Remove so many of those that are ready."""
+        """Remove this many ready entries."""
         surplus = list(self._ready.values())[: max(0, count)]
         for entry in surplus:
             del self._ready[entry.id]
@@ -393,7 +393,7 @@ class Pool:
         await asyncio.gather(*map(self._remove, surplus))
 
     def tend(self) -> None:
-        """Let go of what waits for a use that has not come, and replace what is old; to be called now and then."""
+        """Remove surplus entries, and replace old ones. To be called periodically."""
         entries = list(self._ready.values())
         going = entries[: max(0, len(entries) - self._wanted)]
         old = [
@@ -408,7 +408,7 @@ class Pool:
         self.refill()
 
     async def health(self) -> float:
-        """Start one, run a program in it, and remove it; how many seconds that took.
+        """Start an entry, run a program in it, and remove it; returns the seconds that it took.
 
         Raises DaemonUnavailable and other SkerryErrors.
         """
@@ -420,7 +420,7 @@ class Pool:
     def _checked(self, checking: asyncio.Task[float]) -> None:
         self._checking.discard(checking)
         if not checking.cancelled():
-            checking.exception()  # whoever asked may have gone
+            checking.exception()  # retrieved, because the caller may have gone
 
     async def _check(self) -> float:
         began = time.monotonic()
@@ -468,7 +468,7 @@ class Pool:
 
     async def close(self) -> None:
         self._closed = True
-        for turn in self._line:
+        for turn in self._queue:
             if not turn.done():
                 turn.set_exception(stopping())
         if self._filling is not None:

@@ -32,7 +32,7 @@ class Pools:
         self._pools = {each.name: Pool(each, registry, images, open_channel, clock) for each in settings}
 
     def begin(self) -> None:
-        """Fill them, in the background."""
+        """Start filling them in the background."""
         for pool in self._pools.values():
             pool.refill()
 
@@ -83,7 +83,7 @@ class Pools:
 
     @property
     def images(self) -> set[str]:
-        """The digests of those that entries stand on."""
+        """Digests of the images of entries."""
         return {digest for pool in self._pools.values() for digest in pool.images}
 
     @property
@@ -91,7 +91,7 @@ class Pools:
         return [pool.stats for pool in self._pools.values()]
 
     def __contains__(self, environment_id: str) -> bool:
-        """Whether it is an entry that is nobody's."""
+        """True for the id of an entry that is ready or starting."""
         return any(environment_id in pool.ids for pool in self._pools.values())
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from skerry.errors import InvalidRequest, SkerryError, StoreUnavailable
 from skerry.guest.process import Exit, GuestProcess
 from skerry.manager.executions.commands import OUTPUT_LIMIT
-from skerry.manager.executions.output import STDERR, STDOUT, Head
+from skerry.manager.executions.output import STDERR, STDOUT, FirstOutput
 from skerry.manager.executions.queue import RunQueue
 from skerry.manager.executions.run import EXIT_INTERNAL, EXIT_KILLED, EXIT_TIMED_OUT, Run
 from skerry.manager.executions.runtime import Runtime
@@ -32,25 +32,25 @@ LIST_SECONDS = 10.0
 VALUES_MAX, FORMS_MAX = 32, 16
 VARIABLES_MAX = 500
 TEXT_MAX = 20_000
-"""Characters of anything that an interpreter says about an exception or a variable."""
+"""Characters of each text about an exception or a variable."""
 SMALL = 16 << 10
-"""A request of so many bytes does not wait: the pipe to an interpreter that reads is larger."""
+"""Bytes of a request that is written at once, because the pipe to an interpreter holds it."""
 USUAL_MAX = 256 << 10
 HELD_MAX = 128 << 20
-"""Bytes of values that each call may hold; and, beyond those, all calls of the daemon together."""
+"""Bytes of values: of each call; and, beyond those, of all calls of the daemon together."""
 _MEDIA = re.compile(r"[a-z]{1,20}/[a-z0-9.+-]{1,60}")
 EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
-    """What a caller wants to run in a session. Raises InvalidRequest when it makes no sense."""
+class SessionCode:
+    """Code to run in a session. Raises InvalidRequest."""
 
     text: str
     stdin: bytes | bytearray | None = None
     timeout: float | None = None
     memory: int | None = None
-    """Bytes that the interpreter may have while this runs."""
+    """Bytes that the interpreter may use while this runs."""
 
     def __post_init__(self) -> None:
         if len(self.text) > CODE_MAX:
@@ -72,7 +72,7 @@ class Code:
 
     @property
     def told(self) -> dict[str, Any]:
-        """What the audit tells of it."""
+        """What the audit records of it."""
         return {"code": self.text, "timeout": self.timeout, "memory": self.memory}
 
 
@@ -82,23 +82,23 @@ class CallTarget(Protocol):
     queue: RunQueue
     runtime: Runtime
     runner: Runner
-    current: Call | None
+    current: SessionCall | None
     interrupted: bool
 
-    def begin(self, call: Call) -> GuestProcess: ...
+    def begin(self, call: SessionCall) -> GuestProcess: ...
 
-    def end(self, call: Call) -> None: ...
+    def end(self, call: SessionCall) -> None: ...
 
     def signal(self, number: signal.Signals) -> None: ...
 
     def kill(self, message: str) -> None: ...
 
 
-class Call(Run):
+class SessionCall(Run):
     """One run of code: `run()` once; `stop()` at any time, from anywhere."""
 
     _held = 0
-    """Of all sessions: see HELD_MAX."""
+    """Bytes that all sessions hold: see HELD_MAX."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Call(Run):
         timeout: float | None = None,
         on_disk: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        super().__init__(session.runtime, Head(OUTPUT_LIMIT))
+        super().__init__(session.runtime, FirstOutput(OUTPUT_LIMIT))
         # Its id is random, and so the token that replies to it must have.
         self._session = session
         self._request = request
@@ -118,16 +118,16 @@ class Call(Run):
         self._size = 0
         self._raised: Raised | None = None
         self._begun, self._wanted = True, False
-        """Whether an interrupt would be for this call, and one waits for that."""
+        """True if an interrupt would hit this call; and if one is pending until then."""
         self.interrupted = False
         self._again: asyncio.TimerHandle | None = None
         self._crash: tuple[Exit | None, str] | None = None
         self.variables: list[Variable] = []
 
     async def run(self) -> SessionResult:
-        """Wait for the session's turn, run it, and say how it ended.
+        """Wait in the session's queue, run, and return the result.
 
-        Raises Busy, Conflict (it has crashed), and what `on_disk` does: nobody may see what it did.
+        Raises Busy, Conflict (it has crashed), and what `on_disk` does: nobody may see the effect then.
         """
         session = self._session
         try:
@@ -153,7 +153,7 @@ class Call(Run):
                     raise
                 finally:
                     if asking is not None and not asking.done():
-                        # Half a request is none, and what comes behind it would not be understood.
+                        # After half a request, the interpreter could not understand the next one.
                         asking.cancel()
                         session.kill("it did not read what it was asked")
                     session.end(self)
@@ -166,7 +166,7 @@ class Call(Run):
             self._leave()
 
     def stop(self, outcome: Outcome, message: str) -> None:
-        """Interrupt it, and kill the interpreter if that does not help; the first reason given is the one reported."""
+        """Interrupt it, and kill the interpreter if it does not end; the first reason given is the one reported."""
         if self._done.done() or self._cause is not None:
             return
         self._cause = (outcome, message)
@@ -179,7 +179,7 @@ class Call(Run):
             self._timer = asyncio.get_running_loop().call_later(INTERRUPT_GRACE, self._kill)
 
     def interrupt(self) -> None:
-        """At once; or, behind a call that was interrupted, as soon as the interpreter has begun with this one."""
+        """Interrupt at once; after an interrupted call, as soon as the interpreter has begun with this one."""
         self._wanted = not self._begun
         if self._begun:
             self.interrupted = True
@@ -187,18 +187,18 @@ class Call(Run):
             if self._session.runner.forgets_interrupts:
                 self._again = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self.interrupt)
 
-    # ---- what the interpreter said; called by the session ----
+    # ---- called by the session ----
 
     async def on_output(self, stream: int, data: bytes) -> None:
         if self._on_disk is not None:
             try:
                 await self._on_disk()
-            except StoreUnavailable:  # which its caller is told
+            except StoreUnavailable:  # raised by `run()`
                 return
         await self._emit(stream, data)
 
     def on_reply(self, head: dict[str, Any], data: bytes) -> None:
-        """What has not its token, or makes no sense, is nothing."""
+        """Handle a reply. Ignores one without our token, or that is malformed."""
         if head.get("token") != self.id or self._done.done():
             return
         if "begun" in head:
@@ -215,13 +215,13 @@ class Call(Run):
             self._on_value(head, data)
 
     def fail(self, error: SkerryError) -> None:
-        """Raise this from `run()`: it will have no result."""
+        """Make `run()` raise this error."""
         if not self._done.done():
             self._done.set_exception(error)
             self._done.exception()  # its caller may be gone
 
     def lost(self, exit: Exit | None, message: str) -> None:
-        """The interpreter is gone."""
+        """The interpreter has exited."""
         if not self._done.done():
             self._crash = (exit, message)
             self._done.set_result(None)
@@ -241,12 +241,12 @@ class Call(Run):
         if len(value.data) + len(value.truncated) >= FORMS_MAX:
             return
         more = max(0, self._size + len(data) - USUAL_MAX) - max(0, self._size - USUAL_MAX)
-        fits = Call._held + more <= HELD_MAX
+        fits = SessionCall._held + more <= HELD_MAX
         if head.get("cut") or not fits:
             value.truncated.append(media)
         if data and media not in value.data and fits:
             self._size += len(data)
-            Call._held += more
+            SessionCall._held += more
             binary = media.startswith("image/") and media != "image/svg+xml"
             value.data[media] = base64.b64encode(data).decode() if binary else data.decode(errors="replace")
 
@@ -288,7 +288,7 @@ class Call(Run):
         )
 
     def _leave(self) -> None:
-        Call._held -= max(0, self._size - USUAL_MAX)
+        SessionCall._held -= max(0, self._size - USUAL_MAX)
         self._size = 0
         if self._again is not None:
             self._again.cancel()
@@ -296,7 +296,7 @@ class Call(Run):
 
 
 def _texts(found: Any, *names: str) -> list[str] | None:
-    """What it has under these names, if all of that is text."""
+    """The values of these names, if all are strings."""
     if not isinstance(found, dict) or not all(isinstance(found.get(name), str) for name in names):
         return None
     return [found[name][:TEXT_MAX] for name in names]
@@ -316,7 +316,7 @@ def _variable(found: Any) -> Variable | None:
 
 
 def _exit_code(raised: Raised) -> int:
-    """1, or what the code itself said with `sys.exit(3)`."""
+    """1, or the code of a SystemExit."""
     code = 1
     if raised.name == "SystemExit" and raised.value.isdecimal() and len(raised.value) < 4:
         with contextlib.suppress(ValueError):

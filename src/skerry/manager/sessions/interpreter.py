@@ -1,8 +1,8 @@
 """Sessions with an interpreter, which keeps its state from one call to the next.
 
 A session in Python or JavaScript is one interpreter that runs our runner (`skerry.runners`). Its stdin brings
-requests, its stdout and stderr are the user's code's, and its replies come on a stream of their own. Whatever comes
-from it is the user's code's word: it can spoil the results of its own session, and nothing else.
+requests, its stdout and stderr belong to the user's code, and its replies come on a separate stream. User code can
+forge any of these: that can corrupt results of its own session, and nothing else.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ from skerry.guest.process import REPLIES, Exit, GuestProcess
 from skerry.guest.replies import Parser
 from skerry.manager.caller import Caller
 from skerry.manager.executions.commands import Command
-from skerry.manager.executions.output import Entry
+from skerry.manager.executions.output import Chunk
 from skerry.manager.executions.queue import RunQueue
 from skerry.manager.executions.runtime import Runtime
-from skerry.manager.sessions.calls import LIST_SECONDS, Call, Code
+from skerry.manager.sessions.calls import LIST_SECONDS, SessionCall, SessionCode
 from skerry.models import Outcome, SessionInfo, Variable
 from skerry.runners import RUNNERS, Runner
 
 START_SECONDS = 30.0
 END_SECONDS = 1.0
-"""What an interpreter has to end by itself, when it is closed, before it is killed."""
+"""Seconds that an interpreter has to exit when its session is closed, before it is killed."""
 NOT_FOUND = 127
 LIMITS_MEMORY = ("python",)
 
 
 class Interpreter:
-    """One session with a runner."""
+    """One session, with an interpreter that runs our runner."""
 
     def __init__(self, runtime: Runtime, id: str, language: str, command: Command) -> None:
         self.id = id
         self.runtime = runtime
         self.language = language
         self.queue = RunQueue()
-        self.current: Call | None = None
+        self.current: SessionCall | None = None
         self.interrupted = False
-        """Whether the last call was: its interrupt may come after its end."""
+        """The last call was interrupted; the signal may arrive after its end."""
         self.started_at = time.time()
         self._command = command
         self.runner: Runner = RUNNERS[language]
         self._process: GuestProcess | None = None
         self._parser = Parser()
         self._over = asyncio.Event()
-        """Nothing more comes from the interpreter that was started last."""
+        """Set when the last interpreter has sent everything."""
         self._over.set()
         self._calls = 0
         self._message = ""
         self._killed = ""
         self._changing = asyncio.Lock()
-        """Held by whoever starts or ends its interpreter."""
+        """Held while its interpreter is started or ended."""
         self.closed = False
 
     @property
@@ -82,15 +82,14 @@ class Interpreter:
         )
 
     async def start(self, caller: Caller) -> None:
-        """Returns when the interpreter can be used.
-
-        Raises InvalidRequest (there is none in this image, a directory that is not there), LimitReached, GuestFailed.
+        """Start the interpreter. Raises InvalidRequest (no interpreter in this image, no such directory),
+        LimitReached, GuestFailed.
         """
         async with self._changing:
             await self._start()
 
     async def _start(self) -> None:
-        await self._over.wait()  # or what the last one still says would be taken for the new one's
+        await self._over.wait()  # or output of the last one would be taken for the new one's
         start = self._command.start(self.runtime.variables)
         start.argv, start.stdin, start.replies = self.runner.argv, True, True
         process = await self.runtime.channel.start(start)
@@ -118,39 +117,39 @@ class Interpreter:
             raise
 
     def prepare(
-        self, caller: Caller, code: Code, on_disk: Callable[[], Awaitable[None]] | None = None
-    ) -> Call:
-        """One to `run()`, whose output nobody may see before `on_disk()` returns. Raises InvalidRequest."""
+        self, caller: Caller, code: SessionCode, on_disk: Callable[[], Awaitable[None]] | None = None
+    ) -> SessionCall:
+        """A call to `run()`; nobody may see its output before `on_disk()` returns. Raises InvalidRequest."""
         if code.memory is not None and self.language not in LIMITS_MEMORY:
             raise InvalidRequest(
                 f"a call in {self.language} has no limit of memory", hint="limit the environment's"
             )
-        return Call(self, code.request, code.timeout, on_disk)
+        return SessionCall(self, code.request, code.timeout, on_disk)
 
     async def variables(self, caller: Caller) -> list[Variable]:
-        """What its code has defined. Raises Busy, Conflict (it has crashed, or does not answer)."""
-        call = Call(self, {"op": "variables"}, LIST_SECONDS)
+        """Variables that its code has defined. Raises Busy, Conflict (it has crashed, or does not answer)."""
+        call = SessionCall(self, {"op": "variables"}, LIST_SECONDS)
         result = await call.run()
         if result.outcome is not Outcome.COMPLETED:
             raise Conflict(f"the session did not list its variables: {result.message or result.outcome}")
         return call.variables
 
     async def look_for_packages(self) -> None:
-        """Those that came after its interpreter was started. One that has crashed finds them when it is restarted.
+        """Make packages importable that came after the start; a crashed interpreter finds them when it is restarted.
 
-        It waits for its turn, as calls do. Raises Busy.
+        It queues as calls do. Raises Busy.
         """
         if self.runner.finds_packages:
             with contextlib.suppress(Conflict):
-                await Call(self, Code(self.runner.finds_packages).request, LIST_SECONDS).run()
+                await SessionCall(self, SessionCode(self.runner.finds_packages).request, LIST_SECONDS).run()
 
     def interrupt(self) -> None:
-        """What runs now ends with KeyboardInterrupt, or what the language has for that. Nothing runs: that is fine."""
+        """Interrupt the current call, if any: KeyboardInterrupt, or the equivalent of the language."""
         if self.current is not None:
             self.current.interrupt()
 
     async def restart(self, caller: Caller) -> None:
-        """Begin anew, without any state. Raises SessionNotFound (it was closed) and what `start()` does."""
+        """Restart without any state. Raises SessionNotFound (it was closed) and what `start()` does."""
         async with self._changing:
             if self.closed:
                 raise SessionNotFound(f"session {self.id!r} was closed", hint="open it again")
@@ -158,7 +157,7 @@ class Interpreter:
             await self._start()
 
     async def close(self, caller: Caller) -> None:
-        """End it with everything that it started. Code that does not run now has a moment to finish its files."""
+        """End it with all its children. An idle interpreter has END_SECONDS to run its exit handlers."""
         self.closed = True
         async with self._changing:
             process = self._process
@@ -174,7 +173,7 @@ class Interpreter:
             self._process.signal(number)
 
     def kill(self, message: str) -> None:
-        """Kill the interpreter with everything that it started; whoever waits for a call is told."""
+        """Kill the interpreter with all its children; the current call ends as crashed."""
         if self.current is not None:
             self.current.release()
         if self._process is not None and not self._killed:
@@ -183,7 +182,7 @@ class Interpreter:
 
     # ---- for calls ----
 
-    def begin(self, call: Call) -> GuestProcess:
+    def begin(self, call: SessionCall) -> GuestProcess:
         """Raises Conflict, DaemonUnavailable."""
         if self.runtime.left:
             raise stopping()
@@ -196,7 +195,7 @@ class Interpreter:
         self._parser.renew()
         return self._process
 
-    def end(self, call: Call) -> None:
+    def end(self, call: SessionCall) -> None:
         self.current, self.interrupted = None, call.interrupted
 
     # ---- what happens inside ----
@@ -211,7 +210,7 @@ class Interpreter:
         await self._over.wait()
 
     async def _pump(self, process: GuestProcess, ready: asyncio.Future[None]) -> None:
-        """Pass on what the interpreter writes until it is gone."""
+        """Pass on the interpreter's output and replies until it exits."""
         exit: Exit | None = None
         message = "the environment went away"
         try:
@@ -221,8 +220,8 @@ class Interpreter:
                         self._on_reply(head, piece, ready)
                 elif self.current is not None:
                     await self.current.on_output(stream, data)
-                else:  # of threads and programs that outlived their call
-                    self.runtime.log.add(Entry(time.time(), self.id, stream, data))
+                else:  # from threads and programs that outlived their call
+                    self.runtime.log.add(Chunk(time.time(), self.id, stream, data))
             exit = await process.wait()
             message = self._killed or _words(exit)
             await process.kill()  # what it started

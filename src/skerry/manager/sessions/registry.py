@@ -33,10 +33,10 @@ class Sessions:
         self._all: dict[str, Session] = {}
         self._starting = asyncio.Lock()
         self.ended_with_daemon = False
-        """Whether the environment is older than this daemon: those of the earlier one are gone."""
+        """The environment is older than this daemon: sessions of the earlier daemon are gone."""
         self.bringing = asyncio.Lock()
         self.brought: dict[str, tuple[tuple[str, ...], Path]] = {}
-        """What is in the workspace, by installer, and where it is from, for `Packages.bring`: one at a time."""
+        """By installer: the packages in the workspace and their layer. Guarded by `bringing`."""
 
     async def open(
         self,
@@ -48,9 +48,9 @@ class Sessions:
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
     ) -> Session:
-        """A new session that can be used; or the one that has this id already, as it is.
+        """A new session, or the existing one with this id, unchanged.
 
-        Raises InvalidRequest, Conflict (the id is that of another language's), LimitReached, GuestFailed.
+        Raises InvalidRequest, Conflict (the id is taken by another language), LimitReached, GuestFailed.
         """
         if language not in LANGUAGES:
             raise InvalidRequest(
@@ -67,7 +67,7 @@ class Sessions:
                 found = None
             if found is not None:
                 if found.language != language:
-                    raise Conflict(f"session {session_id!r} is one in {found.language}")
+                    raise Conflict(f"session {session_id!r} already exists, with language {found.language}")
                 return found
             if len(self._all) >= SESSIONS_MAX:
                 raise LimitReached(
@@ -101,7 +101,7 @@ class Sessions:
         return found
 
     def let_go(self) -> None:
-        """The daemon stops: no call that runs in one has a result."""
+        """Fail current calls: the daemon is stopping."""
         for session in self._all.values():
             if isinstance(session, Interpreter) and session.current is not None:
                 session.current.fail(stopping())
@@ -113,5 +113,5 @@ class Sessions:
         """Raises SessionNotFound."""
         session = self.find(session_id)
         await session.close(caller)
-        if self._all.get(session_id) is session:  # and not a new one, made meanwhile
+        if self._all.get(session_id) is session:  # not a new one, opened meanwhile
             del self._all[session_id]

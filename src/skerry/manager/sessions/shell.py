@@ -1,4 +1,4 @@
-"""Sessions in bash: a stateful shell of the environment that has no name for anybody else."""
+"""Sessions in bash: a stateful shell of the environment with a private name."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from skerry.manager.executions.commands import OUTPUT_LIMIT, Command
 from skerry.manager.executions.execution import Execution
 from skerry.manager.executions.output import Tap
 from skerry.manager.executions.registry import Executions
-from skerry.manager.sessions.calls import LIST_SECONDS, VARIABLES_MAX, Code
+from skerry.manager.sessions.calls import LIST_SECONDS, VARIABLES_MAX, SessionCode
 from skerry.models import ExecutionResult, Outcome, SessionInfo, SessionResult, Variable
 
-# Name, attributes and the beginning of its value, of each variable.
+# Prints name, attributes, beginning of the value and size of each variable.
 _LIST = r"""
 (compgen -v | while IFS= read -r __name; do
     declare -n __ref=$__name
@@ -27,15 +27,15 @@ _LIST = r"""
     unset -n __ref
 done)
 """
-# The shell that waits for this command is its parent. The command must not reach its end, or it would become the shell.
+# The parent is the shell that waits for this command. The command must not return, or it would become the shell.
 _END = 'read -r _ _ _ __parent _ <"/proc/$BASHPID/stat"; kill -9 "$__parent" "$BASHPID"'
 END_SECONDS = 5.0
-"""It has for that; a shell that has other ideas of `read` and `kill` stays, until the environment ends."""
+"""Time limit of the above. A shell in which `read` or `kill` is redefined stays until the environment ends."""
 _TYPES = {"a": "array", "A": "map", "i": "integer"}
 
 
 class ShellCall:
-    """One command in a session, as `Call` is one run of code."""
+    """One command in a bash session."""
 
     def __init__(self, session: ShellSession, execution: Execution, stdin: bytes | bytearray | None) -> None:
         self._session = session
@@ -74,9 +74,9 @@ class ShellSession:
         self._calls = 0
         self._running: list[Execution] = []
         self._given: set[str] = set()
-        """Variables that a fresh shell has."""
+        """Names of the variables of a fresh shell."""
         self._changing = asyncio.Lock()
-        """Held by whoever starts or ends its shell."""
+        """Held while its shell is started or ended."""
         self.closed = False
 
     @property
@@ -103,7 +103,7 @@ class ShellSession:
             if result.ok:
                 self._given = {variable.name for variable in await self._list(caller)}
         except BaseException:
-            self._executions.runtime.spawn(self._end(caller))  # nobody would know of the shell
+            self._executions.runtime.spawn(self._end(caller))  # or nothing would end the shell
             raise
         if not result.ok:
             await self._end(caller)
@@ -112,10 +112,10 @@ class ShellSession:
             raise InvalidRequest("there is no bash in this environment", hint="use an image that has it")
 
     def prepare(
-        self, caller: Caller, code: Code, on_disk: Callable[[], Awaitable[None]] | None = None
+        self, caller: Caller, code: SessionCode, on_disk: Callable[[], Awaitable[None]] | None = None
     ) -> ShellCall:
-        """One to `run()`, whose own intent comes after the session's. Raises Busy, InvalidRequest, Conflict."""
-        if self._changing.locked() or self.closed:  # in its old shell nothing must run any more
+        """A call to `run()`, with an intent of its own after the session's. Raises Busy, InvalidRequest, Conflict."""
+        if self._changing.locked() or self.closed:  # nothing may run in the old shell
             raise Conflict(f"session {self.id!r} is being restarted or closed", hint="try again in a moment")
         if code.memory is not None:
             raise InvalidRequest("a call in bash has no limit of memory", hint="limit the environment's")
@@ -130,7 +130,7 @@ class ShellSession:
         return ShellCall(self, self._executions.prepare(caller, command), code.stdin)
 
     async def variables(self, caller: Caller) -> list[Variable]:
-        """What its commands have defined. Raises Busy, Conflict (it does not answer)."""
+        """Variables that its commands have defined. Raises Busy, Conflict (it does not answer)."""
         found = [each for each in await self._list(caller) if each.name not in self._given]
         return found[:VARIABLES_MAX]
 
@@ -147,7 +147,7 @@ class ShellSession:
             await self._start(caller)
 
     async def close(self, caller: Caller) -> None:
-        """What it left running in the background goes on, as that of every shell does."""
+        """End its shell. Background processes go on, as those of every shell do."""
         self.closed = True
         async with self._changing:
             await self._end(caller)
