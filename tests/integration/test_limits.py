@@ -241,6 +241,15 @@ def test_the_pids_limit_is_exact(env: skerry.Environment) -> None:
 
 
 @pytest.mark.limits
+def test_refused_forks_do_not_reach_the_cgroup(env: skerry.Environment) -> None:
+    """There each would cost a copy of the memory map, under locks that all environments share."""
+    need(env, "pids")
+    with env.start([*PYTHON, FORK]) as process:
+        first_line(process)
+        assert kernel(env, "pids.events") == "max 0"
+
+
+@pytest.mark.limits
 def test_a_shell_has_its_place_under_the_pids_limit(env: skerry.Environment) -> None:
     """A shell that waits takes two: a supervisor and itself."""
     need(env, "pids")

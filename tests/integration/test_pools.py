@@ -20,7 +20,7 @@ from tests.integration import agreement
 from tests.integration.conftest import BACKENDS
 from tests.integration.daemon import Daemon, launch, started
 
-ASKED: dict[str, Any] = {"memory": "200m", "cpus": 0.5, "pids": 77, "lifetime": 700}
+ASKED: dict[str, Any] = {"memory": "200m", "cpus": 0.5, "lifetime": 700}
 CALLERS = 50
 
 
@@ -140,6 +140,16 @@ def test_another_kind_is_not_served_by_it(options: tuple[str, ...]) -> None:
         daemon.create(fds=512)
         after = stats(daemon)
         assert (after["hits"], after["misses"], after["available"]) == (0, 0, before["available"])
+
+
+def test_another_limit_of_processes_starts_cold() -> None:
+    """The guest gives it to programs as RLIMIT_NPROC, and cannot be told another."""
+    with pooled((), "[default]\nminimum = 1\n") as daemon:
+        warm(daemon, 1)
+        environment = daemon.create(pids=77)
+        assert stats(daemon)["hits"] == 0
+        limit = daemon.execute(environment, ["bash", "-c", "ulimit -u"])["stdout"]
+        assert int(limit) == 77 - (os.geteuid() == 0)
 
 
 @pytest.mark.requirement("R77", "R90")

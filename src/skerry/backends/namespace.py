@@ -187,7 +187,7 @@ class NamespaceBackend:
             limits.fds,
             # The sizes of /tmp and /dev/shm follow it, and only root can change these after the start.
             limits.memory if by_process or kind == "memory" or not self._rootful else None,
-            limits.pids if by_process else None,
+            limits.pids,
         )
 
     def settle(self, environment_id: str, policy: Policy) -> None:
