@@ -12,14 +12,20 @@
  * launch.c  reads a list of steps from a file descriptor and executes them: namespaces, mounts, limits,
  *           users, Landlock, seccomp. It holds no policy; the list is the policy. The process that has
  *           executed all steps *becomes* the guest, without another exec.
+ *           steps.c reads the list; mounts.c and privileges.c execute what their names say.
  * network.c prepares, from outside, the network of an environment that runs: routes, redirections, sockets.
  * guest.c   the event loop: accepts the daemon's connection (a new one replaces the old one, so that a
  *           restarted daemon finds its environments again, and without root gets their network from here), decodes
  *           frames, dispatches.
- * process.c starts executions, moves their bytes under flow control, signals and kills their trees.
+ * start.c   starts an execution: its pipes or its terminal, and its supervisor.
+ * supervisor.c what happens between fork and exec, and who waits for what an execution started.
+ * process.c what is known of each execution: its end, what the host may see of it, reaping.
+ * streams.c moves its bytes, under flow control.
+ * kill.c    signals and kills its tree, which tree.c reads from /proc.
  * shell.c   stateful shells: a shell forks for every command, and the fork that ran the command to its end
  *           becomes the shell.
- * files.c   short file operations. Long ones are applets (applets.c, tar.c): they run as executions.
+ * files.c   short file operations; handles.c those of many frames, for which a file stays open.
+ * applets.c long ones, which run as executions: applet_walk.c (list, remove), applet_watch.c, tar_read.c, tar_write.c.
  * paths.c   resolves callers' paths without ever leaving the workspace or /tmp.
  *
  * The guest runs as the workload's own user, keeps at most three capabilities inside its user namespace (to

@@ -25,9 +25,9 @@ SECONDS = 20.0
 
 
 IMPATIENT = [
-    ("process.c", "#define CHASE_MS 2000", "#define CHASE_MS 20"),
-    ("process.c", "#define REPORT_MS 4000", "#define REPORT_MS 40"),
-    ("process.c", "#define STARVED_MS 25000", "#define STARVED_MS 250"),
+    ("kill.c", "#define CHASE_MS 2000", "#define CHASE_MS 20"),
+    ("kill.c", "#define REPORT_MS 4000", "#define REPORT_MS 40"),
+    ("kill.c", "#define STARVED_MS 25000", "#define STARVED_MS 250"),
     ("shell.c", "#define DEPTH_MAX 128", "#define DEPTH_MAX 4"),
 ]
 """So that what happens rarely happens often."""

@@ -27,7 +27,7 @@ from tests.security.conftest import Mutate
 
 pytestmark = pytest.mark.timeout(60)
 
-DUMPABLE = ("launch.c", "check(prctl(PR_SET_DUMPABLE, 0,", "check(prctl(PR_SET_DUMPABLE, 1,")
+DUMPABLE = ("launch.c", "sk_check(prctl(PR_SET_DUMPABLE, 0,", "sk_check(prctl(PR_SET_DUMPABLE, 1,")
 HOST_ONLY = {"root", "home", "boot", "var", "sys", "srv", "media", "mnt"}
 
 
@@ -197,8 +197,8 @@ def test_descriptors_of_applets_and_supervisors(boxes: Boxes, mode: str, mutate:
     allowed = ("pipe:", "anon_inode:inotify", "anon_inode:inotify", "/workspace", "/tmp", "/dev/null")
     assert all(to.startswith(allowed) for to in applet.values()), applet
     careless = mutate(
-        ("process.c", "        close(sk_config.listen_fd);\n", ""),
-        ("process.c", "        syscall(NR_CLOSE_RANGE, (unsigned)sk_roots.tmp_fd + 1, ~0u, 0);\n", ""),
+        ("supervisor.c", "        close(sk_config.listen_fd);\n", ""),
+        ("supervisor.c", "        syscall(NR_CLOSE_RANGE, (unsigned)sk_roots.tmp_fd + 1, ~0u, 0);\n", ""),
     )
     leaked = _files_of_an_applet(boxes, mode, helper=careless)
     assert any(to.startswith("socket:") for files in leaked.values() for to in files.values())
@@ -218,10 +218,10 @@ def _files_of_an_applet(boxes: Boxes, mode: str, **options: Any) -> dict[int, di
 def test_no_working_directory_leads_out(boxes: Boxes, mode: str, mutate: Mutate) -> None:
     """As with runc once: /proc/self/fd/N as the working directory, where N is the starting process's."""
     assert _tops(boxes(mode), 40) == {tuple(boxes(mode).sh("ls /").text.split())}
-    leak = '    fcntl(open("/", O_DIRECTORY), F_DUPFD, 20);\n    if (!bare)\n        check(mount(NULL, "/"'
+    leak = '    fcntl(open("/", O_DIRECTORY), F_DUPFD, 20);\n    if (!bare)\n        sk_check(mount(NULL, "/"'
     careless = mutate(
-        ("launch.c", '    if (!bare)\n        check(mount(NULL, "/"', leak),
-        ("launch.c", 'check(syscall(NR_CLOSE_RANGE, 7u, ~0u, 0), "descriptors", "close_range");', ""),
+        ("launch.c", '    if (!bare)\n        sk_check(mount(NULL, "/"', leak),
+        ("launch.c", 'sk_check(syscall(NR_CLOSE_RANGE, 7u, ~0u, 0), "descriptors", "close_range");', ""),
     )
     # Even then Landlock refuses all that is not below the environment's own root.
     assert ("refused",) in _tops(boxes(mode, helper=careless), 40)

@@ -390,8 +390,8 @@ def test_the_guest_itself_cuts_output(boxes: Boxes, mode: str, mutate: Mutate) -
     argv = ["head", "-c", "3000000", "/dev/zero"]
     assert len(boxes(mode).run(argv, output_limit=70000).stdout) == 70000
     careless = mutate(
-        ("process.c", " && s->total < p->limit;", ";"),
-        ("process.c", "if (p->limit - s->total < most)", "if (0)"),
+        ("streams.c", " && s->total < p->limit;", ";"),
+        ("streams.c", "if (p->limit - s->total < most)", "if (0)"),
     )
     assert len(boxes(mode, helper=careless).run(argv, output_limit=70000).stdout) == 3000000
 

@@ -163,9 +163,9 @@ def test_damaged_frames_do_no_harm_to_the_guest(folder: Path) -> None:
     "edit",
     [
         ("proto.c", "if (len > reader->left - 5)", "if (len > 200000)"),
-        ("process.c", "if (p->pending_len + len > STDIN_WINDOW + 1) {", "if (len > 200000) {"),
+        ("streams.c", "if (p->pending_len + len > SK_STDIN_WINDOW + 1) {", "if (len > 200000) {"),
         (
-            "process.c",
+            "kill.c",
             "    if (!p->exited && !sk_shell_break(p))\n        sk_process_exited(p, 128 + SIGKILL, SIGKILL, NULL);\n"
             "    p->killing = false;\n",
             "    p->killing = false;\n    if (!p->exited && !sk_shell_break(p))\n"

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.timeout(60)
 
 SCOPES = 6
 """The ABI that knows scopes of sockets and signals."""
-UNSCOPED = ("launch.c", ".scoped = abi >= 6 ? 3 : 0", ".scoped = 0")
+UNSCOPED = ("privileges.c", ".scoped = abi >= 6 ? 3 : 0", ".scoped = 0")
 OUTSIDER = (
-    "launch.c",
+    "privileges.c",
     "    landlock();\n    /* From its start",
     """    if (fork() == 0) { /* shares everything but the domain */
         if (syscall(SYS_setresuid, 1000, 1000, 1000) < 0 && getuid() != 1000)

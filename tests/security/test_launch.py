@@ -15,7 +15,8 @@ from tests.security.box import Boxes
 from tests.security.conftest import Mutate
 
 PATIENCE = 10.0
-NOT_TOLD = ("launch.c", "if (recv(control_fd, &last, 1, 0) != 1)", "if (0)")
+STEPS = {"newroot": "mounts.c", "drop": "privileges.c", "confine": "privileges.c"}
+NOT_TOLD = ("launch.c", "if (recv(sk_control_fd, &last, 1, 0) != 1)", "if (0)")
 
 
 def lives_on(helper: Path | None, *, told: bool) -> bool:
@@ -41,13 +42,15 @@ def lives_on(helper: Path | None, *, told: bool) -> bool:
         made.close()
 
 
-@pytest.mark.parametrize("step", ["newroot", "drop", "confine"])
+@pytest.mark.parametrize("step", STEPS)
 def test_a_step_that_fails_is_named_whatever_else_was_sent(
     boxes: Boxes, mode: str, mutate: Mutate, step: str
 ) -> None:
-    found = f'is(c, "{step}", '
-    fails = f'strcmp(c->argv[0], "{step}") == 0) {{ errno = EPERM; fail("{step}", "on purpose"); }} else if ('
-    broken = mutate(("launch.c", found, fails + found))
+    found = f'sk_is_step(c, "{step}", '
+    fails = (
+        f'strcmp(c->argv[0], "{step}") == 0) {{ errno = EPERM; sk_fail("{step}", "on purpose"); }} else if ('
+    )
+    broken = mutate((STEPS[step], found, fails + found))
     with pytest.raises(LaunchFailed, match=f"step {step} failed"), boxes.fresh(mode, helper=broken):
         pass
 

@@ -90,17 +90,17 @@ def test_the_image_stays_as_it_is(boxes: Boxes, mode: str, user: str) -> None:
 
 SHARED_TMP = (
     (
-        "launch.c",
+        "mounts.c",
         "static void stage(void)\n{\n",
         "static int host_tmp = -1;\nstatic void stage(void)\n{\n"
         '    host_tmp = (int)syscall(NR_OPEN_TREE, AT_FDCWD, "/tmp", TREE_CLONE | TREE_CLOEXEC);\n',
     ),
     (
-        "launch.c",
-        '    else if (is(c, "tmpfs", 3))\n',
-        '    else if (is(c, "tmpfs", 3) && strcmp(c->argv[1], "tmp") == 0)\n'
+        "mounts.c",
+        '    else if (sk_is_step(c, "tmpfs", 3))\n',
+        '    else if (sk_is_step(c, "tmpfs", 3) && strcmp(c->argv[1], "tmp") == 0)\n'
         '        attach("tmpfs", host_tmp, "tmp");\n'
-        '    else if (is(c, "tmpfs", 3))\n',
+        '    else if (sk_is_step(c, "tmpfs", 3))\n',
     ),
 )
 PLACES = ("/tmp", "/dev/shm", "/run")

@@ -33,8 +33,8 @@ GAINS = {
     ),
     "no_new_privs": "EINVAL",  # the kernel knows no way to take it back
 }
-TMPFS = ("launch.c", "ATTR_NOSUID | ATTR_NODEV | (strstr(c->argv[3]", "ATTR_NODEV | (strstr(c->argv[3]")
-TREES = ("launch.c", "uint64_t set = ATTR_NOSUID | (strstr", "uint64_t set = (strstr")
+TMPFS = ("mounts.c", "ATTR_NOSUID | ATTR_NODEV | (strstr(c->argv[3]", "ATTR_NODEV | (strstr(c->argv[3]")
+TREES = ("mounts.c", "uint64_t set = ATTR_NOSUID | (strstr", "uint64_t set = (strstr")
 
 only_rootful = pytest.mark.root
 
@@ -79,7 +79,7 @@ def test_applets_and_supervisors_have_nothing(boxes: Boxes, mode: str, mutate: M
     assert _sets_of_an_applet(boxes, mode) == {NONE}
     if mode == "rootful":
         keeps = mutate(
-            ("process.c", "if (getpid() != 1 && sk_config.switch_users && ", "if (getpid() == 1 && ")
+            ("supervisor.c", "if (getpid() != 1 && sk_config.switch_users && ", "if (getpid() == 1 && ")
         )
         assert _sets_of_an_applet(boxes, mode, helper=keeps) == {NONE, "00000000000000e0"}
 
@@ -114,9 +114,9 @@ def test_groups_of_the_daemon_do_not_come_along(boxes: Boxes, mutate: Mutate) ->
     for user in ("appuser", "root"):
         assert box.probe("privilege.status", user=user)["Groups"] == ""
     keeps = mutate(
-        ("launch.c", 'check(setgroups(0, NULL), "users", "setgroups");', ""),
-        ("launch.c", 'check(setgroups(0, NULL), "drop", "setgroups");', "{ }"),
-        ("process.c", "setgroups(0, NULL) < 0 || ", ""),
+        ("launch.c", 'sk_check(setgroups(0, NULL), "users", "setgroups");', ""),
+        ("privileges.c", 'sk_check(setgroups(0, NULL), "drop", "setgroups");', "{ }"),
+        ("supervisor.c", "setgroups(0, NULL) < 0 || ", ""),
     )
     assert "65534" in boxes("rootful", helper=keeps).probe("privilege.status")["Groups"].split()
 
@@ -246,7 +246,7 @@ def test_supervisors_take_no_signals_from_the_workload(boxes: Boxes, mutate: Mut
     assert found == {"child": "T", "answers": ["EPERM"], "state": "S"}
     same = mutate(
         (
-            "process.c",
+            "supervisor.c",
             "if (sk_config.switch_users && (setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0)) {",
             "if (0) {",
         )
@@ -268,8 +268,8 @@ def test_killing_ones_supervisor_leaves_nothing(boxes: Boxes, mutate: Mutate) ->
     lets_live = mutate(
         (
             "process.c",
-            "    if (strays)\n        kill_strays();\n",
-            "    (void)strays;\n    (void)kill_strays;\n",
+            "    if (strays)\n        sk_kill_strays();\n",
+            "    (void)strays;\n    (void)sk_kill_strays;\n",
         )
     )
     with boxes.fresh("rootless", helper=lets_live) as weak:

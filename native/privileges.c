@@ -1,0 +1,172 @@
+/* Steps that give an environment its limits and take its privileges: see launch.c. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <net/if.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "kernel.h"
+#include "launch.h"
+
+enum { ALLOW_MAX = 32, TASKS_MAX = 16 };
+
+static struct {
+    char *path;
+    bool writable;
+} allowed[ALLOW_MAX];
+static size_t allowed_count;
+static int tasks[TASKS_MAX];
+static size_t tasks_count;
+
+void sk_join_later(const char *path)
+{
+    errno = E2BIG;
+    if (tasks_count == TASKS_MAX)
+        sk_fail("tasks", path);
+    tasks[tasks_count++] = (int)sk_check(open(path, O_WRONLY | O_CLOEXEC), "tasks", path);
+}
+
+/* The kernel asks who opened the file, so the launcher does; it moves who writes to it, so that is us. Writing
+ * "0" to `tasks` moves one thread, which unlike any other move takes no lock that stops all forks. */
+static void join(void)
+{
+    for (size_t i = 0; i < tasks_count; i++) {
+        sk_check(write(tasks[i], "0", 1), "join", "");
+        close(tasks[i]);
+    }
+    /* Only now, so that the new cgroup is the root of what is seen inside. */
+    sk_check(unshare(CLONE_NEWCGROUP), "join", "cgroup namespace");
+}
+
+static void loopback(void)
+{
+    struct ifreq request = { .ifr_name = "lo", .ifr_flags = IFF_UP };
+    int fd = (int)sk_check(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), "loopback", "socket");
+    sk_check(ioctl(fd, SIOCSIFFLAGS, &request), "loopback", "up");
+    close(fd);
+}
+
+static void limit(const struct sk_cursor *c)
+{
+    sk_check(sk_cap_limit((int)sk_number("rlimit", c->argv[1]), (rlim_t)sk_number("rlimit", c->argv[2])), "rlimit", c->argv[1]);
+}
+
+static void set_capabilities(uint32_t keep)
+{
+    struct capability_header header = { .version = CAPABILITY_VERSION };
+    struct capability_data data[2] = { { .effective = keep, .permitted = keep } };
+    sk_check(syscall(SYS_capset, &header, data), "drop", "capset");
+}
+
+static void bound(void)
+{
+    for (int cap = 0; cap <= 63; cap++)
+        if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0 && errno != EINVAL)
+            sk_fail("bound", "bounding set");
+    /* Nothing that runs from now on gains or loses capabilities by being or becoming root. */
+    sk_check(prctl(PR_SET_SECUREBITS, SECUREBITS_NOTHING, 0, 0, 0), "bound", "securebits");
+}
+
+static void drop(const struct sk_cursor *c, bool rootful)
+{
+    uid_t uid = (uid_t)sk_number("drop", c->argv[1]);
+    gid_t gid = (gid_t)sk_number("drop", c->argv[2]);
+    if (rootful)
+        sk_check(setgroups(0, NULL), "drop", "setgroups");
+    sk_check(setresgid(gid, gid, gid), "drop", "setresgid");
+    sk_check(setresuid(uid, uid, uid), "drop", "setresuid");
+    set_capabilities((uint32_t)sk_number("drop", c->argv[3]));
+}
+
+static void allow(const struct sk_cursor *c)
+{
+    errno = E2BIG;
+    if (allowed_count == ALLOW_MAX)
+        sk_fail("allow", c->argv[1]);
+    allowed[allowed_count].path = c->argv[1];
+    allowed[allowed_count++].writable = strcmp(c->argv[2], "rw") == 0;
+}
+
+/* ---- Landlock and seccomp ---- */
+
+static void landlock(void)
+{
+    int abi = (int)syscall(NR_LANDLOCK_CREATE, NULL, 0, LANDLOCK_ASK_VERSION);
+    if (abi < 1)
+        return; /* defence in depth where the kernel has it; what is enforced is read back and reported */
+    const uint64_t read_bits = (1u << 0) | (1u << 2) | (1u << 3); /* execute, read file, read directory */
+    uint64_t all = (1u << 13) - 1;
+    if (abi >= 2)
+        all |= 1u << 13; /* refer */
+    if (abi >= 3)
+        all |= 1u << 14; /* truncate */
+    if (abi >= 5)
+        all |= 1u << 15; /* ioctl on devices */
+    const uint64_t directory_bits = all & ~((1u << 0) | (1u << 1) | (1u << 2) | (1u << 14) | (1u << 15));
+    struct landlock_attributes attr = { .fs = all, .scoped = abi >= 6 ? 3 : 0 };
+    size_t size = abi >= 6 ? sizeof attr : abi >= 4 ? 16 : 8;
+    int ruleset = (int)sk_check(syscall(NR_LANDLOCK_CREATE, &attr, size, 0u), "landlock", "create");
+    for (size_t i = 0; i < allowed_count; i++) {
+        struct stat st;
+        int fd = open(allowed[i].path, O_PATH | O_CLOEXEC);
+        if (fd < 0 && errno == ENOENT)
+            continue;
+        sk_check(fd, "landlock", allowed[i].path);
+        sk_check(fstat(fd, &st), "landlock", allowed[i].path);
+        struct landlock_rule rule = { .access = allowed[i].writable ? all : read_bits, .parent = fd };
+        if (!S_ISDIR(st.st_mode))
+            rule.access &= ~directory_bits;
+        sk_check(syscall(NR_LANDLOCK_ADD, ruleset, LANDLOCK_BENEATH, &rule, 0u), "landlock", allowed[i].path);
+        close(fd);
+    }
+    sk_check(syscall(NR_LANDLOCK_RESTRICT, ruleset, 0u), "landlock", "restrict");
+    close(ruleset);
+}
+
+static void confine(int seccomp_fd)
+{
+    static struct filter_instruction filter[4096];
+    struct filter_program program = { .filter = filter };
+    sk_check(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "confine", "no_new_privs");
+    landlock();
+    /* From its start, whatever another launch that shares the descriptor has read of it. */
+    ssize_t n = pread(seccomp_fd, filter, sizeof filter, 0);
+    errno = n < 0 ? errno : EINVAL;
+    if (n <= 0 || (size_t)n % sizeof filter[0] != 0)
+        sk_fail("seccomp", "program");
+    program.len = (unsigned short)((size_t)n / sizeof filter[0]);
+    sk_check(syscall(SYS_seccomp, SECCOMP_INSTALL, 0, &program), "seccomp", "install");
+}
+
+bool sk_privilege_step(const struct sk_cursor *c, bool rootful)
+{
+    if (sk_is_step(c, "join", 0))
+        join();
+    else if (sk_is_step(c, "hostname", 1))
+        sk_check(sethostname(c->argv[1], strlen(c->argv[1])), "hostname", c->argv[1]);
+    else if (sk_is_step(c, "loopback", 0))
+        loopback();
+    else if (sk_is_step(c, "rlimit", 2))
+        limit(c);
+    else if (sk_is_step(c, "bound", 0))
+        bound();
+    else if (sk_is_step(c, "drop", 3))
+        drop(c, rootful);
+    else if (sk_is_step(c, "allow", 2))
+        allow(c);
+    else if (sk_is_step(c, "confine", 1))
+        confine(sk_slots[sk_slot("confine", c->argv[1])]);
+    else
+        return false;
+    return true;
+}
