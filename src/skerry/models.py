@@ -20,8 +20,6 @@ class Outcome(StrEnum):
     SIGNALED = "signaled"
     TIMED_OUT = "timed_out"
     OOM_KILLED = "oom_killed"
-    OUTPUT_LIMIT = "output_limit"
-    """Ended because it wrote too much (only where the caller asked for that; else output is cut and flagged)."""
     CANCELED = "canceled"
     INTERNAL = "internal"
     """The platform's fault: the environment went away under the execution, say."""

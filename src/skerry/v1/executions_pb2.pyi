@@ -34,7 +34,6 @@ class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.Value
     OUTCOME_SIGNALED: _Outcome.ValueType  # 3
     OUTCOME_TIMED_OUT: _Outcome.ValueType  # 4
     OUTCOME_OOM_KILLED: _Outcome.ValueType  # 5
-    OUTCOME_OUTPUT_LIMIT: _Outcome.ValueType  # 6
     OUTCOME_CANCELED: _Outcome.ValueType  # 7
     OUTCOME_INTERNAL: _Outcome.ValueType  # 8
     """The platform's fault: the environment went away under the execution, say."""
@@ -49,7 +48,6 @@ OUTCOME_FAILED: Outcome.ValueType  # 2
 OUTCOME_SIGNALED: Outcome.ValueType  # 3
 OUTCOME_TIMED_OUT: Outcome.ValueType  # 4
 OUTCOME_OOM_KILLED: Outcome.ValueType  # 5
-OUTCOME_OUTPUT_LIMIT: Outcome.ValueType  # 6
 OUTCOME_CANCELED: Outcome.ValueType  # 7
 OUTCOME_INTERNAL: Outcome.ValueType  # 8
 """The platform's fault: the environment went away under the execution, say."""
