@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -202,6 +203,8 @@ def main() -> int:
     alone.add_argument("--attackers", action="append", type=int, help="how many; may be repeated")
     alone.add_argument("--rounds", type=int, dest="cell_rounds", help="of each cell")
     arguments = parser.parse_args()
+    # So that what was started is ended: attackers would go on without the daemon.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if arguments.what == "neighbours":
         missed = measure_neighbours(arguments)
     else:

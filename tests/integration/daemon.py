@@ -155,6 +155,7 @@ def launch(
             pass_fds=(tell,),
             cwd=None if user is None else home,
             env=None if user is None else {**user.env, **settings},
+            start_new_session=True,  # a signal to the group of the tests would end it without its environments
         )
     os.close(tell)
     word = b""
