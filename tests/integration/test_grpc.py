@@ -90,6 +90,7 @@ async def failure(call: Any) -> tuple[grpc.StatusCode, Problem]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     trailing = dict(caught.value.trailing_metadata() or ())
+    assert "skerry-problem-bin" in trailing, caught.value
     problem = Problem.FromString(trailing["skerry-problem-bin"])
     assert trailing["skerry-code"] == problem.code
     assert problem.message in str(caught.value.details())
