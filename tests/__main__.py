@@ -273,7 +273,7 @@ def stages(everything: bool, newest_python: bool) -> list[list[Part]]:
             ],
             [
                 Part("machines", ("-m", "soak", "tests/vm")),
-                Part("soak", ("-n", "2", *FILES, "-m", "soak and not alone", "tests", *elsewhere)),
+                Part("soak", ("-n", "3", *FILES, "-m", "soak and not alone", "tests", *elsewhere)),
             ],
         ]
     return found

@@ -14,9 +14,10 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,12 @@ def require(tool: str, package: str = "") -> str:
         missing(f"{tool} is not installed (apt-get install {package or tool})")
     assert path is not None
     return path
+
+
+def first_of(values: Iterable[Any]) -> list[Any]:
+    """Parameters of which `make test` takes the first, and `make test-all` every one."""
+    first, *others = values
+    return [first, *(pytest.param(other, marks=pytest.mark.soak) for other in others)]
 
 
 def free_port() -> int:

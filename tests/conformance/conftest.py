@@ -48,7 +48,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in ours:
         kind = _kind(item)
         if kind is not None and (kind.name == "namespace" or item.get_closest_marker("posix")):
-            items.append(elsewhere.Item.of(item, places[kind.name]))
+            other = elsewhere.Item.of(item, places[kind.name])
+            if kind.name == "fake":
+                other.add_marker(pytest.mark.soak)
+            items.append(other)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,6 +1,7 @@
 """The same tests once more, in a pytest of their own: as another user, or on a machine that lacks something.
 
-Each test of it is an item of this run, with its own verdict; the other pytest runs when the first is asked for.
+Each test of it is an item of this run, with its own verdict. The other pytest runs the tests of one file, when the
+first of them is asked for: files are given to several processes, each of which would run all.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -37,12 +37,16 @@ class Elsewhere:
         self.suffix = suffix
         self.chosen: list[str] = []
         """Ids of the tests that are wanted."""
+        self._results: dict[str, tuple[dict[tuple[str, str], ElementTree.Element], str]] = {}
+        """Of each file that ran."""
         self._command = command
 
     def judge(self, nodeid: str) -> None:
         """Skip or fail as that test did."""
-        results, words = self._run
         path, _, name = nodeid.partition("::")
+        if path not in self._results:
+            self._results[path] = self._run([test for test in self.chosen if test.startswith(f"{path}::")])
+        results, words = self._results[path]
         case = results.get((path.removesuffix(".py").replace("/", "."), name))
         if case is None:
             pytest.fail(f"it did not run:\n{words}", pytrace=False)
@@ -53,8 +57,7 @@ class Elsewhere:
             elif outcome.tag in ("failure", "error"):
                 pytest.fail(said, pytrace=False)
 
-    @cached_property
-    def _run(self) -> tuple[dict[tuple[str, str], ElementTree.Element], str]:
+    def _run(self, tests: Sequence[str]) -> tuple[dict[tuple[str, str], ElementTree.Element], str]:
         with tempfile.TemporaryDirectory(prefix="skerry-test-", dir="/tmp") as name:
             folder = Path(name)
             folder.chmod(0o755)
@@ -66,7 +69,7 @@ class Elsewhere:
             (folder / "out").mkdir()
             (folder / "out").chmod(0o777)
             report = folder / "out" / "report.xml"
-            arguments = ["-m", "pytest", "-p", "no:cacheprovider", "-q", f"--junitxml={report}", *self.chosen]
+            arguments = ["-m", "pytest", "-p", "no:cacheprovider", "-q", f"--junitxml={report}", *tests]
             command, environ = self._command(folder, arguments)
             environ[INSIDE] = self.suffix
             with open(folder / "out" / "words", "w+", errors="replace") as words_file:

@@ -45,7 +45,7 @@ class Cli:
         return out.decode().strip()
 
 
-@pytest.fixture(scope="module", params=["home", "tls"])
+@pytest.fixture(scope="module", params=support.first_of(["home", "tls"]))
 def cli(request: pytest.FixtureRequest) -> Iterator[Cli]:
     """With a daemon that starts by itself, and with one elsewhere."""
     if request.param == "home":

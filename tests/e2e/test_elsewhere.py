@@ -19,10 +19,10 @@ from tests.e2e.conftest import Cli
 from tests.e2e.elsewhere import Elsewhere, daemon_for_others
 from tests.integration.daemon import launch, started
 
-REMOTE = ("tcp", "tls")
+REMOTE = ("tls", "tcp")
 
 
-@pytest.fixture(scope="module", params=REMOTE)
+@pytest.fixture(scope="module", params=support.first_of(REMOTE))
 def there(request: pytest.FixtureRequest) -> Iterator[Elsewhere]:
     with daemon_for_others(request.param) as there:
         yield there

@@ -15,7 +15,7 @@ from tests import support
 from tests.e2e.elsewhere import DOORS, daemon_for_others
 
 
-@pytest.fixture(scope="module", params=["home", *DOORS])
+@pytest.fixture(scope="module", params=support.first_of(["home", *DOORS]))
 def client(request: pytest.FixtureRequest) -> Iterator[skerry.Client]:
     """A daemon that starts by itself, and one for others, by each of its doors."""
     if request.param == "home":

@@ -13,7 +13,7 @@ from tests.integration.daemon import Daemon, started
 BACKENDS = {"namespace": (), "fake": ("--backend", "fake")}
 
 
-@pytest.fixture(scope="module", params=list(BACKENDS))
+@pytest.fixture(scope="module", params=support.first_of(BACKENDS))
 def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """One daemon of each kind for all tests of a module."""
     with support.temporary_home() as home, started(home, *BACKENDS[request.param]) as running:
@@ -28,7 +28,7 @@ def environment(daemon: Daemon) -> Iterator[str]:
     daemon.call("DELETE", f"/environments/{environment_id}")
 
 
-@pytest.fixture(params=["rootful", "rootless"])
+@pytest.fixture(params=support.first_of(["rootful", "rootless"]))
 def user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> support.Nobody | None:
     """Whose the daemon is; None: root's."""
     if request.param == "rootful":

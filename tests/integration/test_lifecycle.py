@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import leaks
+from tests import leaks, support
 from tests.integration.conftest import BACKENDS
 from tests.integration.daemon import Connection, launch, started
 
 
-@pytest.fixture(params=list(BACKENDS))
+@pytest.fixture(params=support.first_of(BACKENDS))
 def options(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return BACKENDS[request.param]
 

@@ -33,7 +33,7 @@ print(s.makefile().read())
 """
 
 
-@pytest.fixture(autouse=True, params=[0, 3], ids=["cold", "pooled"])
+@pytest.fixture(autouse=True, params=support.first_of([0, 3]), ids=["cold", "pooled"])
 def _start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every policy holds the same way for what is started then and for what was started before."""
     monkeypatch.setattr(networks, "POOLED", request.param)

@@ -32,7 +32,7 @@ def pooled(options: tuple[str, ...], text: str) -> Iterator[Daemon]:
             yield daemon
 
 
-@pytest.fixture(params=list(BACKENDS))
+@pytest.fixture(params=support.first_of(BACKENDS))
 def options(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return BACKENDS[request.param]
 

@@ -26,7 +26,7 @@ KEPT = {"command": "echo $state"}
 COUNTER = "i=0; while :; do i=$((i + 1)); echo n$i; sleep 0.05; done"
 
 
-@pytest.fixture(params=["namespace", "fake", "namespace-postgres"])
+@pytest.fixture(params=support.first_of(["namespace", "fake", "namespace-postgres"]))
 def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """Of the daemon; its store is SQLite unless said otherwise."""
     if request.param.endswith("postgres"):

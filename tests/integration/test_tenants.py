@@ -95,7 +95,7 @@ class World:
             connection.close()
 
 
-@pytest.fixture(scope="module", params=["unix", "tcp"])
+@pytest.fixture(scope="module", params=support.first_of(["unix", "tcp"]))
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     options = ("--backend", "fake", "--foreground", "--listen", "127.0.0.1:0")
     with support.temporary_home() as home, started(home, *options) as daemon:

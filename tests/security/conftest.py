@@ -56,7 +56,7 @@ def boxes() -> Iterator[Boxes]:
         yield Boxes(_Keepers(stack))
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=support.first_of(MODES))
 def mode(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
@@ -68,7 +68,7 @@ def serve(request: pytest.FixtureRequest) -> Serve:
     return server(lambda: request.getfixturevalue("_python_for_nobody"))
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(scope="module", params=support.first_of(MODES))
 def client(request: pytest.FixtureRequest, serve: Serve) -> Iterator[skerry.Client]:
     """Of a daemon of root's, and then of one of `nobody`'s."""
     with serve(request.param) as home, pytest.MonkeyPatch.context() as patch:
