@@ -267,11 +267,11 @@ def stages(everything: bool, newest_python: bool) -> list[list[Part]]:
         )
         found += [
             [
-                *([newest] if newest_python else ()),
                 Part("histories", ("-m", "soak", "-s", "tests/soak/test_random_histories.py"), repeats=False),
-                Part("load", ("-m", "soak", "-s", "tests/soak/test_mixed_load.py"), repeats=False),
+                Part("load", ("-m", "soak", "-s", "tests/soak/test_mixed_load.py")),
             ],
             [
+                *([newest] if newest_python else ()),
                 Part("machines", ("-m", "soak", "tests/vm")),
                 Part("soak", ("-n", "3", *FILES, "-m", "soak and not alone", "tests", *elsewhere)),
             ],
