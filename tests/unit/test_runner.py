@@ -63,11 +63,13 @@ def test_summary_and_second_run_of_failures(tmp_path: Path, capfd: pytest.Captur
     assert "\x1b" not in output
 
 
+@pytest.mark.soak
 def test_random_history_is_not_repeated(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "def test_it(): assert False", Part("part", (), repeats=False)) == 1
     assert capfd.readouterr().out.count("FAILED") == 1
 
 
+@pytest.mark.soak
 def test_long_test_that_is_no_soak_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +90,7 @@ def test_long_test_that_is_no_soak_fails(
     ],
     ids=["pytest ends", "one of its processes ends", "syntax error", "no tests"],
 )
+@pytest.mark.soak
 def test_part_that_breaks_fails_the_run(tmp_path: Path, code: str, options: tuple[str, ...]) -> None:
     assert run(tmp_path, code, Part("part", options, repeats=False)) == 1
 
