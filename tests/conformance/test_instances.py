@@ -34,9 +34,9 @@ def on_host(marker: str) -> list[int]:
 
 
 async def test_a_backend_says_what_it_gives(site: Site) -> None:
-    capabilities = site.backend.capabilities()
+    capabilities = await site.backend.capabilities()
     assert capabilities.available
-    assert capabilities.isolation in ("none", *ISOLATIONS)
+    assert site.backend.isolation in ("none", *ISOLATIONS)
     assert capabilities.rootless == (os.geteuid() != 0)
 
 
@@ -117,7 +117,11 @@ async def test_an_instance_that_no_daemon_connects_to_ends_by_itself(site: Site)
         left = await Channel.open(await site.backend.connect(alone.environment_id))
         nap = f"1000.{os.getpid()}"
         await left.start(Start(argv=["sleep", nap], env=ENV))
-        assert on_host(nap)
+
+        async def sleeps() -> bool:
+            return bool(on_host(nap))
+
+        await eventually(sleeps)
         await left.close()
         await site.backend.wait(alone.environment_id)
         await channel.ping()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from skerry.store.audit import AuditRow, Entry
 from skerry.store.environments import EnvironmentRecord
 from skerry.store.executions import ExecutionRecord
 
+PATIENCE = 20.0
 Test = Callable[..., Coroutine[Any, Any, None]]
 
 
@@ -53,11 +55,10 @@ def asynchronous(test: Test) -> Callable[..., None]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop turn until something has happened."""
-    for _ in range(10_000):
-        if condition():
-            return
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
         await asyncio.sleep(0)
-    raise AssertionError("it never happened")
 
 
 class StubClock:
@@ -246,8 +247,8 @@ class StubBackend:
         self.program: Callable[[StubProcess], None] | None = None
         self._opening: dict[int, str] = {}
 
-    def capabilities(self) -> Capabilities:
-        return Capabilities(self.isolation, True)
+    async def capabilities(self) -> Capabilities:
+        return Capabilities(True)
 
     def reserve(self) -> str:
         return new_id()
