@@ -21,6 +21,9 @@ enum {
     NR_LANDLOCK_RESTRICT,
 };
 
+/* close_range: gVisor takes the last descriptor for a signed number */
+#define LAST_FD 0x7fffffffu
+
 /* mounts */
 #define TREE_CLONE 1u
 #define TREE_CLOEXEC (unsigned)O_CLOEXEC

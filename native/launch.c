@@ -21,6 +21,7 @@
  *   dir PATH MODE, symlink PATH TARGET, file PATH CONTENT
  *   place SLOT PATH
  *   own PATH                     what is mounted there ("." is the new root) becomes this environment's alone
+ *   complete PATH WITH           the same, and what it lacks of the directory WITH is there too
  *   volume SLOT PATH SUBDIR      a mount of which only a subdirectory shall be seen
  *   tmpfs PATH OPTIONS FLAGS ("noexec", "ro"), proc PATH, devpts PATH COUNT
  *   sysctl NAME VALUE            a setting of the own namespaces; skipped where the kernel does not have it
@@ -34,12 +35,21 @@
  *   allow PATH ro|rw             a Landlock rule
  *   confine SLOT                 no_new_privs, Landlock with these rules, the seccomp program
  *   guest KEY=VALUE...           the end: become the guest
+ *   exec OUT ERR PATH ARG...     or: become this program, with these slots as its stdout and stderr
  *
  * The answers, a message each: "P<pid>" of the new process; "B" when a list without `guest` is done: send the next;
  * "W<tab>step<tab>errno<tab>detail" where a step could do less than it was asked to; "R": ready. The guest then waits
  * for a last message (which may have come before), with which the daemon says that it has written down whose it is:
  * without it, because the daemon died perhaps, it ends, and so does everything else here. "E<tab>step<tab>errno<tab>detail" ends the launch; the
  * daemon explains it to people.
+ *
+ * Role init: the guest as process 1 of a container or of a virtual machine that somebody else made. The steps are its
+ * arguments, each after "--"; the answers go to stdout, a line each; nobody has to tell it to stay. Two steps more:
+ *
+ *   listen PATH                  make the guest's listening socket
+ *   open SLOT PATH               a file to read from, for `confine`
+ *   bounding                     the first half of `bound`, for kernels without securebits
+ *   processes PATH COUNT         a limit, by the cgroups (v1) that are mounted there, which nobody sees from then on
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -56,13 +66,17 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "kernel.h"
 #include "launch.h"
 
+enum { LISTENER = 3 }; /* the descriptor of the listening socket */
+
 static bool rootful, bare;
 static long owner = -1;
+static const struct sk_cursor *program; /* of the step `exec` */
 
 /* ---- the new process ---- */
 
@@ -73,7 +87,7 @@ static rlim_t guest_limit(const char *text)
 
 static void configure_guest(const struct sk_cursor *c)
 {
-    sk_config = (struct sk_guest_config){ .listen_fd = 3 };
+    sk_config = (struct sk_guest_config){ .listen_fd = LISTENER };
     for (int i = 1; i < c->argc; i++) {
         char *value = strchr(c->argv[i], '=');
         errno = EINVAL;
@@ -124,12 +138,66 @@ static bool of_the_launcher(const struct sk_cursor *c)
     return false;
 }
 
+static void keep_program(const struct sk_cursor *c)
+{
+    static struct sk_cursor kept;
+    errno = EINVAL;
+    if (c->argc < 5)
+        sk_fail("exec", "number of arguments");
+    kept = *c;
+    program = &kept;
+}
+
+static void listen_at(const char *path)
+{
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    errno = ENAMETOOLONG;
+    if (strlen(path) >= sizeof address.sun_path)
+        sk_fail("listen", path);
+    strcpy(address.sun_path, path);
+    int fd = (int)sk_check(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), "listen", "socket");
+    sk_check(bind(fd, (struct sockaddr *)&address, sizeof address), "listen", path);
+    sk_check(listen(fd, 16), "listen", path);
+    if (fd != LISTENER) {
+        sk_check(dup3(fd, LISTENER, O_CLOEXEC), "listen", path);
+        close(fd);
+    }
+}
+
+static void write_to(const char *path, const char *text)
+{
+    int fd = (int)sk_check(open(path, O_WRONLY | O_CLOEXEC), "processes", path);
+    sk_check(write(fd, text, strlen(text)), "processes", path);
+    close(fd);
+}
+
+static void limit_processes(const char *mounts, const char *count)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/pids/skerry", mounts);
+    sk_check(mkdir(path, 0755), "processes", path);
+    snprintf(path, sizeof path, "%s/pids/skerry/pids.max", mounts);
+    write_to(path, count);
+    snprintf(path, sizeof path, "%s/pids/skerry/cgroup.procs", mounts);
+    write_to(path, "1");
+    sk_check(umount2(mounts, MNT_DETACH), "processes", mounts);
+}
+
 static void execute(const struct sk_cursor *c)
 {
     if (sk_mount_step(c) || sk_privilege_step(c, rootful))
         return;
     if (strcmp(c->argv[0], "guest") == 0) {
         configure_guest(c);
+    } else if (strcmp(c->argv[0], "exec") == 0) {
+        keep_program(c);
+    } else if (sk_is_step(c, "listen", 1)) {
+        listen_at(c->argv[1]);
+    } else if (sk_is_step(c, "processes", 2)) {
+        limit_processes(c->argv[1], c->argv[2]);
+    } else if (sk_is_step(c, "open", 2)) {
+        int n = sk_slot("open", c->argv[1]);
+        sk_slots[n] = (int)sk_check(open(c->argv[2], O_RDONLY | O_CLOEXEC), "open", c->argv[2]);
     } else if (!of_the_launcher(c)) {
         errno = EINVAL;
         sk_fail("unknown-step", c->argv[0]);
@@ -149,23 +217,42 @@ static int raise_fd(int fd, const char *what)
     return (int)sk_check(fcntl(fd, F_DUPFD_CLOEXEC, 200), "descriptors", what);
 }
 
-static _Noreturn void become_guest(void)
+/* The last step, when the daemon has noted whose process this is. It may be gone: then nobody says so. */
+static void wait_for_the_last_word(void)
 {
-    if (setsid() < 0 && !bare)
-        sk_fail("setsid", "");
-    /* The session keyring of whoever started the daemon does not come along. */
-    syscall(SYS_keyctl, 1 /* join a new session keyring */, NULL);
-    /* Nothing goes out to the host's mounts. What the host unmounts while this one waits for its steps must not be
-     * held by it, so unmounts do come in. */
-    if (!bare)
-        sk_check(mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL), "own-mounts", "/");
-    run_steps();
-    while (sk_config.workspace == NULL) {
-        sk_tell_daemon("B");
-        sk_receive_steps();
-        run_steps();
-    }
-    /* From here on: 0 to 2 are /dev/null, 3 is the listening socket, 4 and 5 the roots, 6 the daemon for a last word. */
+    char last;
+    sk_tell_daemon("R");
+    if (recv(sk_control_fd, &last, 1, 0) != 1)
+        _exit(1);
+    close(sk_control_fd);
+}
+
+/* 0 is /dev/null, 1 and 2 are the slots that it named, 3 is the guest's listening socket. */
+static _Noreturn void become_program(void)
+{
+    static char *nothing[] = { NULL };
+    int null = raise_fd((int)sk_check(open("/dev/null", O_RDWR), "descriptors", "/dev/null"), "null");
+    int out = raise_fd(sk_slots[sk_slot("exec", program->argv[1])], "stdout");
+    int err = raise_fd(sk_slots[sk_slot("exec", program->argv[2])], "stderr");
+    sk_control_fd = raise_fd(sk_control_fd, "control");
+    const int standard[] = { null, out, err };
+    for (int fd = 0; fd < 3; fd++)
+        sk_check(dup2(standard[fd], fd), "descriptors", "dup2");
+    sk_check(dup3(sk_control_fd, 4, O_CLOEXEC), "descriptors", "dup3");
+    sk_control_fd = 4;
+    sk_check(fcntl(LISTENER, F_SETFD, 0), "descriptors", "listening socket");
+    sk_check(syscall(NR_CLOSE_RANGE, 5u, LAST_FD, 0), "descriptors", "close_range");
+    const char *path = program->argv[3];
+    int fd = (int)sk_check(open(path, O_PATH | O_CLOEXEC), "exec", path);
+    close(fd); /* said while somebody listens */
+    wait_for_the_last_word();
+    execve(path, (char **)(uintptr_t)program->argv + 3, nothing);
+    _exit(127);
+}
+
+/* 0 to 2 are /dev/null, 3 is the listening socket, 4 and 5 the roots, 6 the daemon for a last word. */
+static void settle_descriptors(void)
+{
     int null = (int)sk_check(open("/dev/null", O_RDWR), "descriptors", "/dev/null");
     null = raise_fd(null, "null");
     int workspace = raise_fd(sk_roots.workspace_fd, "workspace"), tmp = raise_fd(sk_roots.tmp_fd, "tmp");
@@ -176,19 +263,54 @@ static _Noreturn void become_guest(void)
     sk_check(dup3(tmp, 5, O_CLOEXEC), "descriptors", "dup3");
     sk_check(dup3(sk_control_fd, 6, O_CLOEXEC), "descriptors", "dup3");
     sk_control_fd = 6;
-    sk_check(fcntl(3, F_SETFD, FD_CLOEXEC), "descriptors", "listening socket");
-    sk_check(syscall(NR_CLOSE_RANGE, 7u, ~0u, 0), "descriptors", "close_range");
+    sk_check(fcntl(LISTENER, F_SETFD, FD_CLOEXEC), "descriptors", "listening socket");
+    sk_check(syscall(NR_CLOSE_RANGE, 7u, LAST_FD, 0), "descriptors", "close_range");
     sk_roots.workspace_fd = 4;
     sk_roots.tmp_fd = 5;
     /* No process inside, of whatever user, may look into this one. */
     sk_check(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable", "");
     prctl(PR_SET_NAME, "skerry-init", 0, 0, 0);
-    sk_tell_daemon("R");
-    char last;
-    if (recv(sk_control_fd, &last, 1, 0) != 1)
-        _exit(1);
-    close(sk_control_fd);
+}
+
+static _Noreturn void become_what_is_asked(void)
+{
+    if (setsid() < 0 && !bare)
+        sk_fail("setsid", "");
+    /* The session keyring of whoever started the daemon does not come along. */
+    syscall(SYS_keyctl, 1 /* join a new session keyring */, NULL);
+    /* Nothing goes out to the host's mounts. What the host unmounts while this one waits for its steps must not be
+     * held by it, so unmounts do come in. */
+    if (!bare)
+        sk_check(mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL), "own-mounts", "/");
+    run_steps();
+    while (sk_config.workspace == NULL && program == NULL) {
+        sk_tell_daemon("B");
+        sk_receive_steps();
+        run_steps();
+    }
+    if (program != NULL)
+        become_program();
+    settle_descriptors();
+    wait_for_the_last_word();
     _exit(sk_guest_main());
+}
+
+int sk_init_main(int argc, char **argv)
+{
+    umask(022);
+    signal(SIGPIPE, SIG_IGN);
+    bare = rootful = true;
+    sk_control_fd = STDOUT_FILENO;
+    sk_take_steps(argc, argv);
+    setsid();
+    run_steps();
+    errno = EINVAL;
+    if (sk_config.workspace == NULL)
+        sk_fail("guest", "missing");
+    settle_descriptors();
+    sk_tell_daemon("R");
+    close(sk_control_fd);
+    return sk_guest_main();
 }
 
 /* ---- the launching process ---- */
@@ -278,7 +400,7 @@ static _Noreturn void begin_inside(int sync)
         sk_check(setresgid(0, 0, 0), "users", "setresgid");
         sk_check(setresuid(0, 0, 0), "users", "setresuid");
     }
-    become_guest();
+    become_what_is_asked();
 }
 
 int sk_launch_main(void)
@@ -295,7 +417,7 @@ int sk_launch_main(void)
     if (bare) {
         tell_pid(getpid());
         sk_check(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "subreaper", "");
-        become_guest();
+        become_what_is_asked();
     }
     errno = EINVAL;
     if (wanted.uids == NULL)

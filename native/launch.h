@@ -4,12 +4,12 @@
 
 #include "skerry.h"
 
-enum { SK_ARGS_MAX = 16, SK_SLOTS_MAX = 64 };
+enum { SK_ARGS_MAX = 64, SK_SLOTS_MAX = 64 };
 
 struct sk_cursor { /* a step, and where the next one begins */
     size_t at;
     int argc;
-    char *argv[SK_ARGS_MAX];
+    char *argv[SK_ARGS_MAX + 1]; /* NULL behind the last */
 };
 
 /* ---- steps.c: the daemon's messages, and the answers ---- */
@@ -22,6 +22,7 @@ void sk_complain(char kind, const char *step, const char *detail); /* 'W': done 
 _Noreturn void sk_fail(const char *step, const char *detail);
 long sk_check(long result, const char *step, const char *detail); /* fails if it is negative */
 void sk_receive_steps(void);                                      /* the next message replaces the one before */
+void sk_take_steps(int argc, char **argv); /* each after "--"; the answers are lines from now on */
 bool sk_next_step(struct sk_cursor *c);
 bool sk_is_step(const struct sk_cursor *c, const char *name, int arguments); /* fails for another number of them */
 long sk_number(const char *step, const char *text);

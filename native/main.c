@@ -44,6 +44,8 @@ int main(int argc, char **argv)
 {
     if (argc == 2 && strcmp(argv[1], "launch") == 0)
         return sk_launch_main();
+    if (argc > 2 && strcmp(argv[1], "init") == 0)
+        return sk_init_main(argc - 2, argv + 2);
     if (argc == 2 && strcmp(argv[1], "network") == 0)
         return sk_network_main();
     if (argc == 2 && strcmp(argv[1], "version") == 0)

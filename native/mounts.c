@@ -110,10 +110,10 @@ static void move(const char *path)
 /* Files that several environments see, the host's among them, are the same to the kernel wherever they are seen: who
  * watches or locks one learns of all who use it, and holds them up. An overlay gives them another identity, at the
  * cost of a mount. Where the kernel cannot make one (before 5.11, or stacked too deep) they stay what they are. */
-static void make_own(const char *path)
+static void make_own(const char *path, const char *below) /* an overlay takes two layers */
 {
     char lower[PATH_MAX];
-    snprintf(lower, sizeof lower, "%s/root/%s:%s/empty", stage_path, path, stage_path); /* it takes two layers */
+    snprintf(lower, sizeof lower, "%s/root/%s:%s/%s", stage_path, path, stage_path, below);
     int fs = (int)syscall(NR_FSOPEN, "overlay", 1), fd = -1;
     if (fs >= 0 && syscall(NR_FSCONFIG, fs, CONF_STRING, "lowerdir", lower, 0) == 0 &&
         syscall(NR_FSCONFIG, fs, CONF_CREATE, NULL, NULL, 0) == 0)
@@ -262,8 +262,12 @@ bool sk_mount_step(const struct sk_cursor *c)
     else if (sk_is_step(c, "move", 1))
         move(c->argv[1]);
     else if (sk_is_step(c, "own", 1))
-        make_own(c->argv[1]);
-    else if (sk_is_step(c, "dir", 2) || sk_is_step(c, "symlink", 2) || sk_is_step(c, "file", 2))
+        make_own(c->argv[1], "empty");
+    else if (sk_is_step(c, "complete", 2)) {
+        char below[PATH_MAX];
+        snprintf(below, sizeof below, "root/%s", c->argv[2]);
+        make_own(c->argv[1], below);
+    } else if (sk_is_step(c, "dir", 2) || sk_is_step(c, "symlink", 2) || sk_is_step(c, "file", 2))
         make(c->argv[0], c->argv[1], c->argv[2]);
     else if (sk_is_step(c, "place", 2))
         attach("place", sk_slots[sk_slot("place", c->argv[1])], c->argv[2]);

@@ -68,11 +68,16 @@ static void set_capabilities(uint32_t keep)
     sk_check(syscall(SYS_capset, &header, data), "drop", "capset");
 }
 
-static void bound(void)
+static void empty_bounding_set(void)
 {
     for (int cap = 0; cap <= 63; cap++)
         if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0 && errno != EINVAL)
             sk_fail("bound", "bounding set");
+}
+
+static void bound(void)
+{
+    empty_bounding_set();
     /* Nothing that runs from now on gains or loses capabilities by being or becoming root. */
     sk_check(prctl(PR_SET_SECUREBITS, SECUREBITS_NOTHING, 0, 0, 0), "bound", "securebits");
 }
@@ -84,6 +89,7 @@ static void drop(const struct sk_cursor *c, bool rootful)
     if (rootful)
         sk_check(setgroups(0, NULL), "drop", "setgroups");
     sk_check(setresgid(gid, gid, gid), "drop", "setresgid");
+    prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0); /* refused, and not needed, after `bound` */
     sk_check(setresuid(uid, uid, uid), "drop", "setresuid");
     set_capabilities((uint32_t)sk_number("drop", c->argv[3]));
 }
@@ -160,6 +166,8 @@ bool sk_privilege_step(const struct sk_cursor *c, bool rootful)
         limit(c);
     else if (sk_is_step(c, "bound", 0))
         bound();
+    else if (sk_is_step(c, "bounding", 0))
+        empty_bounding_set();
     else if (sk_is_step(c, "drop", 3))
         drop(c, rootful);
     else if (sk_is_step(c, "allow", 2))

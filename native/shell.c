@@ -24,6 +24,8 @@
 #include <sys/fsuid.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "kernel.h"
@@ -31,6 +33,7 @@
 #include "skerry.h"
 
 #define DEPTH_MAX 128
+#define LOOK_NS 50000000L /* between looks at a shell that runs a command, where it has no pidfd */
 #define SHELLS_MAX 64
 
 struct shell {
@@ -107,12 +110,33 @@ static void remove_files(uint32_t number)
     }
 }
 
+static void break_shell(struct shell *sh);
+
+/* gVisor has no pidfds. */
+static void look_ready(struct sk_source *source, uint32_t events)
+{
+    struct shell *sh = (struct shell *)((char *)source - offsetof(struct shell, alive));
+    uint64_t times;
+    (void)events;
+    if (read(source->fd, &times, sizeof times) == sizeof times && kill(sh->pid, 0) < 0 && errno == ESRCH)
+        break_shell(sh);
+}
+
+/* While a command runs: 0 ends it. */
+static void look_after(struct shell *sh, long nanoseconds)
+{
+    struct itimerspec spec = { { 0, nanoseconds }, { 0, nanoseconds } };
+    if (sh->alive.ready == look_ready)
+        timerfd_settime(sh->alive.fd, 0, &spec, NULL);
+}
+
 static void finish(struct shell *sh, int code, int signo)
 {
     struct sk_process *p = sh->current;
     if (p == NULL)
         return;
     sh->current = NULL;
+    look_after(sh, 0);
     remove_files(sh->number);
     if (sh->state != 0)
         remove_files(sh->state); /* a command has run: it has been read */
@@ -170,6 +194,11 @@ static void follow(struct shell *sh, pid_t pid)
     sk_unwatch(&sh->alive);
     sh->pid = pid;
     sh->alive = (struct sk_source){ .fd = (int)syscall(NR_PIDFD_OPEN, pid, 0), .ready = alive_ready };
+    if (sh->alive.fd < 0 && errno == ENOSYS) {
+        int timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+        sh->alive = (struct sk_source){ .fd = timer, .ready = look_ready };
+        look_after(sh, LOOK_NS);
+    }
     if (sh->alive.fd < 0)
         break_shell(sh);
     else
@@ -418,6 +447,7 @@ void sk_shell_start(uint32_t id, const struct sk_start *start)
     }
     sh->current = p;
     sh->number = number;
+    look_after(sh, LOOK_NS);
     char line[16];
     snprintf(line, sizeof line, "%u\n", number);
     tell(sh, line);

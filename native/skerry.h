@@ -247,6 +247,7 @@ void sk_file_disconnected(void); /* closes all handles */
 /* ---- launch.c ---- */
 
 int sk_launch_main(void);
+int sk_init_main(int argc, char **argv); /* the steps of it, after its role */
 int sk_network_main(void);
 
 #endif

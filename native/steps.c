@@ -14,13 +14,17 @@ enum { STEPS_MAX = 128 * 1024 };
 
 static char steps[STEPS_MAX];
 static size_t steps_len;
+static bool by_line;
 int sk_control_fd = 0;
 int sk_slots[SK_SLOTS_MAX];
 
 void sk_tell_daemon(const char *message)
 {
     /* A daemon that is gone does not hear it; the next message that does not come ends us. */
-    (void)send(sk_control_fd, message, strlen(message), MSG_NOSIGNAL);
+    if (by_line)
+        dprintf(sk_control_fd, "%s\n", message);
+    else
+        (void)send(sk_control_fd, message, strlen(message), MSG_NOSIGNAL);
 }
 
 void sk_complain(char kind, const char *step, const char *detail)
@@ -70,6 +74,32 @@ void sk_receive_steps(void)
         memcpy(sk_slots, CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
 }
 
+/* Writes them as they would have come from the daemon. */
+void sk_take_steps(int argc, char **argv)
+{
+    by_line = true;
+    for (int i = 0; i < argc; i++) {
+        int count = 0;
+        errno = EINVAL;
+        if (strcmp(argv[i], "--") != 0)
+            sk_fail("steps", argv[i]);
+        while (i + 1 + count < argc && strcmp(argv[i + 1 + count], "--") != 0)
+            count++;
+        errno = E2BIG;
+        if (count > SK_ARGS_MAX || sizeof steps - steps_len < 2)
+            sk_fail("steps", "number of arguments");
+        steps[steps_len++] = (char)count;
+        steps[steps_len++] = 0;
+        for (; count > 0; count--) {
+            size_t len = strlen(argv[++i]) + 1;
+            if (len > sizeof steps - steps_len)
+                sk_fail("steps", "too long");
+            memcpy(steps + steps_len, argv[i], len);
+            steps_len += len;
+        }
+    }
+}
+
 bool sk_next_step(struct sk_cursor *c)
 {
     if (c->at == steps_len)
@@ -88,6 +118,7 @@ bool sk_next_step(struct sk_cursor *c)
         c->argv[i] = steps + c->at;
         c->at = (size_t)(end - steps) + 1;
     }
+    c->argv[c->argc] = NULL;
     return true;
 }
 

@@ -122,7 +122,7 @@ static int become_workload(const int stdio[3], bool pty, const int extra[2])
             argc++;
         /* There is no exec to close these: all that stays is stdio and the two roots. */
         close(sk_config.listen_fd);
-        syscall(NR_CLOSE_RANGE, (unsigned)sk_roots.tmp_fd + 1, ~0u, 0);
+        syscall(NR_CLOSE_RANGE, (unsigned)sk_roots.tmp_fd + 1, LAST_FD, 0);
         _exit(applet_run(s->applet, argc, s->argv, &sk_roots));
     }
     search_and_exec(s);
@@ -167,7 +167,7 @@ static _Noreturn void supervise(const int stdio[3], bool pty, int report_fd, con
     /* It keeps its way to report and nothing else. */
     if (report_fd != 0)
         dup2(report_fd, 0);
-    syscall(NR_CLOSE_RANGE, 1u, ~0u, 0);
+    syscall(NR_CLOSE_RANGE, 1u, LAST_FD, 0);
     struct capability_header header = { .version = CAPABILITY_VERSION };
     struct capability_data nothing[2] = { { 0, 0, 0 }, { 0, 0, 0 } };
     syscall(SYS_capset, &header, nothing);
