@@ -25,21 +25,27 @@ if [ "${1:-}" != bench ] && [ ! -e "$inspector/installed" ] && command -v npm >/
     fi
 fi
 
-# Programs of others: the tests in the sources of Debian's interpreters. Apt's own lists are not touched.
+# Apt with lists and sources of its own, in a folder: the machine's are not touched.
+own_apt() {
+    local work="$1"
+    mkdir -p "$work/sources" "$work/lists/partial" "$work/cache/archives/partial"
+    apt-get -qq -o Acquire::Retries=3 -o APT::Sandbox::User=root -o Dir::Etc::SourceList=/dev/null \
+        -o Dir::Etc::SourceParts="$work/sources" -o Dir::State::Lists="$work/lists" -o Dir::Cache="$work/cache" "${@:2}"
+}
+codename="$(. /etc/os-release && echo "${VERSION_CODENAME:-}")"
+
+# Programs of others: the tests in the sources of Debian's interpreters.
 programs="$(dirname "$0")/../.cache/programs"
 fetch_programs() {
-    local work="$1" codename
-    codename="$(. /etc/os-release && echo "$VERSION_CODENAME")"
-    local apt=(apt-get -qq -o Acquire::Retries=3 -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts="$work/sources"
-        -o Dir::State::Lists="$work/lists" -o Dir::Cache="$work/cache")
-    mkdir -p "$work/sources" "$work/lists/partial" "$work/cache/archives/partial"
+    local work="$1"
+    mkdir -p "$work/sources"
     if [ -e /etc/apt/sources.list.d/debian.sources ]; then
         sed 's/^Types:.*/Types: deb-src/' /etc/apt/sources.list.d/debian.sources >"$work/sources/debian.sources"
     else
         sed -n 's/^deb /deb-src /p' /etc/apt/sources.list >"$work/sources/debian.list"
     fi
-    "${apt[@]}" update || true  # one list of several may be out of reach; what is missing is told below
-    (cd "$work" && "${apt[@]}" source --download-only --tar-only \
+    own_apt "$work" update || true  # one list of several may be out of reach; what is missing is told below
+    (cd "$work" && own_apt "$work" source --download-only --tar-only \
         {bash,php8.2,python3.11,nodejs,ruby3.1}/"$codename") || return
     extract_programs bash '*/tests/*.tests' '*/tests/*.sub' &&
         extract_programs php8.2 '*/Zend/tests/*.phpt' &&
@@ -54,6 +60,23 @@ if [ "${1:-}" != bench ] && [ ! -e "$programs/fetched" ] && command -v apt-get >
     echo "setup: fetching programs of others"
     work="$(mktemp -d)"
     fetch_programs "$work" >"$work/log" 2>&1 || echo "setup: they could not be fetched; what needs them is skipped"
+    rm -rf "$work"
+fi
+
+# gVisor: the release in Debian 12 is too old, so its backports' is taken. It is one static program.
+fetch_runsc() {
+    local work="$1" suite="$codename" mirror
+    [ "$suite" != bookworm ] || suite=bookworm-backports
+    mirror="$(cat /etc/apt/sources.list /etc/apt/sources.list.d/debian.sources 2>/dev/null |
+        sed -n 's/^URIs: *\([^ ]*\).*/\1/p; s/^deb [^h]*\(http[^ ]*\) .*/\1/p' | grep -v security | head -1)"
+    mkdir -p "$work/sources"
+    echo "deb $mirror $suite main" >"$work/sources/debian.list"
+    own_apt "$work" update && (cd "$work" && own_apt "$work" download runsc && dpkg -i runsc_*.deb)
+}
+if ! command -v runsc >/dev/null && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+    echo "setup: installing runsc"
+    work="$(mktemp -d)"
+    fetch_runsc "$work" >"$work/log" 2>&1 || echo "setup: it could not be installed; what needs it is skipped"
     rm -rf "$work"
 fi
 

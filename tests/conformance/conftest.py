@@ -47,9 +47,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     }
     for item in ours:
         kind = _kind(item)
-        if kind is not None and (kind.name == "namespace" or item.get_closest_marker("posix")):
-            other = elsewhere.Item.of(item, places[kind.name])
-            if kind.name == "fake":
+        place = None if kind is None else places.get(kind.name)
+        if place is not None and (place.suffix == "rootless" or item.get_closest_marker("posix")):
+            other = elsewhere.Item.of(item, place)
+            if place.suffix == "without-bash":
                 other.add_marker(pytest.mark.soak)
             items.append(other)
 
@@ -105,7 +106,7 @@ def site(kind: Kind, runner: asyncio.Runner) -> Iterator[Site]:
     with support.temporary_home() as home:
         backend = kind.make(str(home))
         try:
-            if not (capabilities := backend.capabilities()).available:
+            if not (capabilities := runner.run(backend.capabilities())).available:
                 support.missing(f"{kind.name} is not available here: {capabilities.reason}")
             yield Site(kind, home, backend)
         finally:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from skerry.backends.base import Backend
 from skerry.backends.fake import FakeBackend
+from skerry.backends.machine import Machine
 from skerry.backends.namespace import NamespaceBackend
+from skerry.backends.oci import OciBackend
 
 GIVES = {
     "isolated": "a process tree and a network that are its own",
@@ -35,9 +37,14 @@ KINDS = (
     Kind("fake", FakeBackend, frozenset() if _AS_ROOT else frozenset({"plain_user"})),
     Kind(
         "namespace",
-        NamespaceBackend,
+        lambda home: NamespaceBackend(Machine(home)),
         frozenset(
             {"isolated", "own_root", "plain_user", "pids"} | ({"counters", "users"} if _AS_ROOT else set())
         ),
+    ),
+    Kind(
+        "oci",
+        lambda home: OciBackend(Machine(home)),
+        frozenset({"isolated", "own_root", "plain_user", "counters", "users"}),
     ),
 )

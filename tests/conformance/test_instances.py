@@ -173,7 +173,7 @@ async def test_an_instance_is_taken_over_by_another_backend_object(site: Site) -
     """As by the next daemon of the same home."""
     async with site.box() as box:
         await box.channel.write("file", b"text")
-        adopted = type(site.backend)(str(site.home))  # type: ignore[call-arg]
+        adopted = site.kind.make(str(site.home))
         try:
             spec = site.spec(box.id)
             assert await adopted.adopt(spec) == box.instance

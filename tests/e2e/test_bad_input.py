@@ -65,7 +65,6 @@ CREATE: list[tuple[list[str], dict[str, Any], type[skerry.SkerryError], int, str
     (["--pids", "1"], {"pids": 1}, skerry.InvalidRequest, 2, "pids"),
     (["--pids", "-5"], {"pids": -5}, skerry.InvalidRequest, 2, "pids"),
     (["--disk", "-1"], {"disk": -1}, skerry.InvalidRequest, 2, "disk"),
-    (["--isolation", "gvisor"], {"isolation": "gvisor"}, skerry.IsolationUnavailable, 125, "skerry doctor"),
     (["--isolation", "microvm"], {"isolation": "microvm"}, skerry.IsolationUnavailable, 125, "skerry doctor"),
     (["--isolation", "none"], {"isolation": "none"}, skerry.InvalidRequest, 2, "namespace"),
     (["--profile", "loose"], {"profile": "loose"}, skerry.InvalidRequest, 2, "strict"),

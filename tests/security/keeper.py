@@ -27,6 +27,7 @@ from typing import Any
 
 from skerry.backends import blanks
 from skerry.backends.base import InstanceSpec
+from skerry.backends.machine import Machine
 from skerry.backends.namespace import NamespaceBackend
 from skerry.errors import SkerryError
 from skerry.guest import files
@@ -108,7 +109,8 @@ class _Unsealed(launcher.Helper):
 class Keeper:
     def __init__(self, home: str) -> None:
         self._home = home
-        self._backend = NamespaceBackend(home)
+        self._machine = Machine(home)
+        self._backend = NamespaceBackend(self._machine)
         self._image = ImageStore(Path(home, "images")).get("host")
         self._channels: dict[str, Channel] = {}
         self._processes: dict[str, GuestProcess] = {}
@@ -141,9 +143,9 @@ class Keeper:
     def _weaken(
         self, without: set[str], binds: list[list[str]], helper: str | None, program: bytes | None
     ) -> Callable[[], None]:
-        backend, copy_tree = self._backend, mounts.copy_tree
+        machine, copy_tree = self._machine, mounts.copy_tree
         encode, blank_steps, image_steps = plan.Plan.encode, plan.blank_steps, plan.image_steps
-        own_helper, own_filter = backend._helper, backend._filter
+        own_helper, own_filter = machine.helper, machine.filter
         extra: list[int] = []
         known: set[str] = set()
 
@@ -173,10 +175,10 @@ class Keeper:
             plan.Plan.encode = encode  # type: ignore[method-assign]
             plan.blank_steps, plan.image_steps = blank_steps, image_steps
             mounts.copy_tree = copy_tree
-            if backend._helper is not own_helper:
-                backend._helper.close()
-            backend._helper = backend._blanks._helper = own_helper
-            backend._filter = own_filter  # type: ignore[method-assign]
+            if machine.helper is not own_helper:
+                machine.helper.close()
+            machine.helper = own_helper
+            machine.filter = own_filter  # type: ignore[method-assign]
             for fd in extra:
                 os.close(fd)
 
@@ -187,12 +189,12 @@ class Keeper:
             mounts.copy_tree = writable
         if helper is not None or "sealed" in without:
             kind = _Unsealed if "sealed" in without else launcher.Helper
-            backend._helper = backend._blanks._helper = kind(Path(helper) if helper else launcher.HELPER)
+            machine.helper = kind(Path(helper) if helper else launcher.HELPER)
         if program is not None:
             fd = os.memfd_create("skerry-other", os.MFD_CLOEXEC)
             os.write(fd, program)
             extra.append(fd)
-            backend._filter = lambda profile: fd  # type: ignore[method-assign]
+            machine.filter = lambda profile: fd  # type: ignore[method-assign]
         return restore
 
     async def stop(self, id: str) -> None:

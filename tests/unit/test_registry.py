@@ -2,56 +2,109 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from skerry.backends import registry
 from skerry.backends.base import Capabilities
 from skerry.backends.registry import Registry
 from skerry.errors import IsolationUnavailable
-from tests.unit.stubs import StubBackend
+from tests.unit.stubs import StubBackend, asynchronous, until
 
 
 def backend(name: str, isolation: str, *, available: bool = True) -> StubBackend:
     made = StubBackend()
-    made.name = name
-    made.capabilities = lambda: Capabilities(isolation, available, f"{name} is not installed")  # type: ignore[method-assign]
+    made.name, made.isolation = name, isolation
+    repair(made, available=available)
     return made
 
 
-def test_the_weakest_that_is_enough_is_taken() -> None:
+def repair(broken: StubBackend, *, available: bool = True) -> None:
+    async def capabilities() -> Capabilities:
+        return Capabilities(available, "" if available else f"{broken.name} is not installed")
+
+    broken.capabilities = capabilities  # type: ignore[method-assign]
+
+
+@asynchronous
+async def test_the_weakest_that_is_enough_is_taken() -> None:
     backends = [
         backend("vm", "microvm"),
         backend("ns", "namespace"),
         backend("gv", "gvisor"),
         backend("no", "none"),
     ]
-    registry = Registry(backends)
+    found = Registry(backends)
     for isolation, name in (("namespace", "ns"), ("gvisor", "gv"), ("microvm", "vm")):
-        assert registry.pick(isolation)[0].name == name
+        assert (await found.pick(isolation))[0].name == name
 
 
-def test_more_than_was_asked_for_is_fine_and_less_never() -> None:
-    assert Registry([backend("vm", "microvm")]).pick("namespace")[1].isolation == "microvm"
+@asynchronous
+async def test_more_than_was_asked_for_is_fine_and_less_never() -> None:
+    assert (await Registry([backend("vm", "microvm")]).pick("namespace"))[0].isolation == "microvm"
     for weaker in (backend("no", "none"), backend("ns", "namespace")):
         with pytest.raises(IsolationUnavailable, match="no backend that is installed gives it"):
-            Registry([weaker]).pick("gvisor")
+            await Registry([weaker]).pick("gvisor")
 
 
-def test_what_stands_in_the_way_is_said() -> None:
-    registry = Registry([backend("ns", "namespace"), backend("gv", "gvisor", available=False)])
+@asynchronous
+async def test_what_stands_in_the_way_is_said() -> None:
+    found = Registry([backend("ns", "namespace"), backend("gv", "gvisor", available=False)])
     with pytest.raises(IsolationUnavailable, match="gv: gv is not installed") as caught:
-        registry.pick("gvisor")
+        await found.pick("gvisor")
     assert "skerry doctor" in caught.value.hint
 
 
-def test_a_backend_that_was_repaired_is_found() -> None:
+@asynchronous
+async def test_a_backend_that_was_repaired_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "PROBE_AGAIN", 0.0)
     gv = backend("gv", "gvisor", available=False)
-    registry = Registry([gv])
+    found = Registry([gv])
     with pytest.raises(IsolationUnavailable):
-        registry.pick("gvisor")
-    gv.capabilities = lambda: Capabilities("gvisor", True)  # type: ignore[method-assign]
-    assert registry.pick("gvisor")[0] is gv
+        await found.pick("gvisor")
+    repair(gv)
+    with pytest.raises(IsolationUnavailable):  # known by now: this request does not wait for a look
+        await found.pick("gvisor")
+    await until(lambda: found.known("gvisor") is gv)
+    assert (await found.pick("gvisor"))[0] is gv
 
 
-def test_the_operators_choice_serves_everything_and_says_what_it_is() -> None:
-    found, capabilities = Registry([backend("fake", "none")], chosen=True).pick("microvm")
-    assert (found.name, capabilities.isolation) == ("fake", "none")
+@asynchronous
+async def test_a_backend_that_stopped_working_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "PROBE_AGAIN", 0.0)
+    gv, vm = backend("gv", "gvisor"), backend("vm", "microvm")
+    found = Registry([gv, vm])
+    assert (await found.pick("gvisor"))[0] is gv
+    repair(gv, available=False)
+    found.doubt(gv)
+    await vm.capabilities()
+    await found.pick("microvm")
+    await until(lambda: found.known("gvisor") is vm)
+
+
+@asynchronous
+async def test_no_request_waits_for_the_probe_of_what_it_does_not_need() -> None:
+    never = asyncio.Event()
+    ns, slow = backend("ns", "namespace"), backend("gv", "gvisor")
+
+    async def hangs() -> Capabilities:
+        await never.wait()
+        return Capabilities(True)
+
+    slow.capabilities = hangs  # type: ignore[method-assign]
+    found = Registry([slow, ns])
+    found.begin()
+    assert (await found.pick("namespace"))[0] is ns
+    asked = asyncio.create_task(found.pick("gvisor"))
+    await asyncio.sleep(0)
+    assert not asked.done()
+    never.set()
+    assert (await asked)[0] is slow
+    await found.close()
+
+
+@asynchronous
+async def test_the_operators_choice_serves_everything_and_says_what_it_is() -> None:
+    found, _ = await Registry([backend("fake", "none")], chosen=True).pick("microvm")
+    assert (found.name, found.isolation) == ("fake", "none")

@@ -23,8 +23,6 @@ from skerry.policy import Policy
 class Capabilities:
     """What a backend gives on this machine. `available` is the result of trying, not of reading versions."""
 
-    isolation: str
-    """`none`, or one of policy.ISOLATIONS."""
     available: bool
     reason: str = ""
     """Why it is not available, and what to do about it."""
@@ -77,8 +75,12 @@ class Sample:
 
 class Backend(Protocol):
     name: str
+    isolation: str
+    """What it gives where it is available: `none`, or one of policy.ISOLATIONS."""
 
-    def capabilities(self) -> Capabilities: ...
+    async def capabilities(self) -> Capabilities:
+        """Find out by trying. Takes as long as that takes, up to a deadline of its own."""
+        ...
 
     def reserve(self) -> str:
         """The id for the next `start`, for which something may have been made ready. Any other id will do, too.

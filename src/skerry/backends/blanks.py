@@ -11,14 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from skerry.backends.instances import InstanceDirectory, Record
+from skerry.backends.machine import Machine
 from skerry.errors import SkerryError
 from skerry.failpoints import hit
-from skerry.host import plan, uids
-from skerry.host.cgroups import Cgroup, CgroupManager
-from skerry.host.launcher import Helper, Launch
+from skerry.host import uids
+from skerry.host.cgroups import Cgroup
+from skerry.host.launcher import Launch
 from skerry.host.network import network_of
 from skerry.host.processes import start_time
 from skerry.ids import new_id
@@ -65,20 +67,14 @@ class Blank:
 class Blanks:
     """Makes them, and keeps some ready."""
 
-    def __init__(self, instances: str, helper: Helper, cgroups: CgroupManager) -> None:
-        self._instances = instances
-        self._helper = helper
-        self._cgroups = cgroups
-        self._rootful = os.geteuid() == 0
+    def __init__(self, machine: Machine, steps: Callable[[int | None, Cgroup], bytes]) -> None:
+        """`steps` makes a blank of its range of user ids and its cgroups."""
+        self._machine = machine
+        self._steps = steps
         self._ready: dict[str, Blank] = {}
         self._reserved: dict[str, Blank] = {}
-        self._making: set[str] = set()
         self._refilling: asyncio.Task[None] | None = None
         self._closed = False
-
-    def __contains__(self, id_: str) -> bool:
-        """True for a blank that is not in use."""
-        return id_ in self._ready or id_ in self._making
 
     def __len__(self) -> int:
         """How many are ready."""
@@ -88,6 +84,7 @@ class Blanks:
         """An id for `take`: that of one which is ready, if any is."""
         while self._ready:
             id_, blank = self._ready.popitem()
+            self._machine.unused.discard(id_)
             if not blank.launch.ended():
                 self._reserved[id_] = blank
                 return id_
@@ -113,6 +110,7 @@ class Blanks:
             await asyncio.wait((self._refilling,))
         for blank in (*self._ready.values(), *self._reserved.values()):
             blank.end()
+        self._machine.unused.difference_update(self._ready)
         self._ready.clear()
         self._reserved.clear()
 
@@ -121,34 +119,35 @@ class Blanks:
             await asyncio.sleep(REFILL_AFTER)
             while len(self._ready) < READY:
                 id_ = new_id()
-                self._making.add(id_)
+                self._machine.unused.add(id_)
                 try:
                     self._ready[id_] = await self._make(id_)
-                finally:
-                    self._making.discard(id_)
+                except BaseException:
+                    self._machine.unused.discard(id_)
+                    raise
         except SkerryError:
             pass  # the next start will meet the same, and say it to its caller
         finally:
             self._refilling = None
 
     async def _make(self, id_: str) -> Blank:
-        directory = InstanceDirectory(self._instances, id_)
+        directory = InstanceDirectory(self._machine.instances, id_)
         with contextlib.ExitStack() as undo:
             directory.make()
             undo.callback(directory.remove)
             hit("blank.directory")
-            cgroup = self._cgroups.create(id_)
+            cgroup = self._machine.cgroups.create(id_)
             undo.callback(cgroup.remove)
             hit("blank.cgroup")
-            uid_base = await uids.claim() if self._rootful else None
+            uid_base = await uids.claim() if self._machine.rootful else None
             if uid_base is not None:
                 undo.callback(uids.release, uid_base)
             hit("blank.claimed")
             with directory.listen() as listener:
-                launch = Launch(self._helper, listener.fileno())
+                launch = Launch(self._machine.helper, listener.fileno())
             undo.callback(launch.end)
             hit("blank.launched")
-            launch.send(plan.blank_steps(uid_base, cgroup.join.tasks_files, cgroup.join.into_dir))
+            launch.send(self._steps(uid_base, cgroup))
             await launch.done()
             hit("blank.done")
             directory.save(Record(launch.pid, start_time(launch.pid), uid_base))

@@ -29,6 +29,7 @@ from skerry.policy import Policy
 
 class FakeBackend:
     name = "fake"
+    isolation = "none"
 
     def __init__(self, home: str) -> None:
         """Raises IsolationUnavailable when the native helper was not built."""
@@ -37,8 +38,8 @@ class FakeBackend:
         self._live: dict[str, Running] = {}
         os.makedirs(self._instances, mode=0o700, exist_ok=True)
 
-    def capabilities(self) -> Capabilities:
-        return Capabilities(isolation="none", available=True, rootless=os.geteuid() != 0)
+    async def capabilities(self) -> Capabilities:
+        return Capabilities(available=True, rootless=os.geteuid() != 0)
 
     def reserve(self) -> str:
         return new_id()

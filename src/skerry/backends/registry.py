@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import time
 from collections.abc import Sequence
 
 from skerry.backends.base import Backend, Capabilities
-from skerry.errors import IsolationUnavailable
+from skerry.errors import IsolationUnavailable, SkerryError
 from skerry.policy import ISOLATIONS
+from skerry.singleflight import SingleFlight
+
+PROBE_AGAIN = 5.0
+"""Seconds, at least, between two probes of a backend that does not work, or whose starts fail."""
 
 
 def strength(isolation: str) -> int:
@@ -18,41 +25,76 @@ class Registry:
     """The backends of a daemon. With `chosen`, its operator has named them, and they serve every request."""
 
     def __init__(self, backends: Sequence[Backend], *, chosen: bool = False) -> None:
-        self.backends = tuple(backends)
+        self.backends = tuple(sorted(backends, key=lambda backend: strength(backend.isolation)))
         self._chosen = chosen
-        self._available: dict[str, Capabilities] = {}
+        self._known: dict[str, Capabilities] = {}
+        self._probed: dict[str, float] = {}
+        self._probes: SingleFlight[str, Capabilities] = SingleFlight()
+        self._background: set[asyncio.Task[None]] = set()
 
     def find(self, name: str) -> Backend | None:
         return next((backend for backend in self.backends if backend.name == name), None)
 
-    def pick(self, isolation: str) -> tuple[Backend, Capabilities]:
+    def begin(self) -> None:
+        """Probe all in the background, so that no request has to wait for it."""
+        for backend in self.backends:
+            self.doubt(backend)
+
+    async def close(self) -> None:
+        await self._probes.close()
+        if self._background:
+            await asyncio.wait(self._background)
+
+    async def pick(self, isolation: str) -> tuple[Backend, Capabilities]:
         """The weakest available backend that gives at least `isolation`, never less.
 
-        Raises IsolationUnavailable, which says what stands in the way.
+        Waits only for a probe that has never been finished. Raises IsolationUnavailable, which says what stands in
+        the way.
         """
         reasons: list[str] = []
-        fitting: list[tuple[int, Backend, Capabilities]] = []
-        for backend in self.backends:
-            capabilities = self._capabilities(backend)
-            enough = self._chosen or strength(capabilities.isolation) >= strength(isolation)
-            if enough and capabilities.available:
-                fitting.append((strength(capabilities.isolation), backend, capabilities))
-            elif enough:
-                reasons.append(f"{backend.name}: {capabilities.reason}")
-        if not fitting:
-            why = "; ".join(reasons) or "no backend that is installed gives it"
-            raise IsolationUnavailable(
-                f"isolation {isolation!r} is not available here: {why}",
-                hint="`skerry doctor` names what is missing and how to get it",
-            )
-        _, backend, capabilities = min(fitting, key=lambda item: item[0])
-        return backend, capabilities
-
-    def _capabilities(self, backend: Backend) -> Capabilities:
-        # A backend that works goes on working; one that does not is asked again, in case it was repaired.
-        known = self._available.get(backend.name)
-        if known is None:
-            known = backend.capabilities()
+        for backend in self._enough(isolation):
+            known = self._known.get(backend.name) or await self._probe(backend)
             if known.available:
-                self._available[backend.name] = known
-        return known
+                return backend, known
+            reasons.append(f"{backend.name}: {known.reason}")
+            self.doubt(backend)  # it may have been repaired: for the next request
+        raise IsolationUnavailable(
+            f"isolation {isolation!r} is not available here: "
+            + ("; ".join(reasons) or "no backend that is installed gives it"),
+            hint="`skerry doctor` names what is missing and how to get it",
+        )
+
+    def known(self, isolation: str) -> Backend | None:
+        """What `pick` gives without waiting for anything; None if it has to."""
+        for backend in self._enough(isolation):
+            if (known := self._known.get(backend.name)) is None:
+                return None
+            if known.available:
+                return backend
+        return None
+
+    def doubt(self, backend: Backend) -> None:
+        """Probe it again in the background, unless that has been done just now."""
+        if time.monotonic() - self._probed.get(backend.name, -PROBE_AGAIN) >= PROBE_AGAIN:
+            self._probed[backend.name] = time.monotonic()
+            task = asyncio.create_task(self._probe_quietly(backend))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+
+    def _enough(self, isolation: str) -> list[Backend]:
+        return [
+            backend
+            for backend in self.backends
+            if self._chosen or strength(backend.isolation) >= strength(isolation)
+        ]
+
+    async def _probe_quietly(self, backend: Backend) -> None:
+        with contextlib.suppress(SkerryError):  # the daemon stops
+            await self._probe(backend)
+
+    async def _probe(self, backend: Backend) -> Capabilities:
+        return await self._probes.run(backend.name, lambda: self._look(backend))
+
+    async def _look(self, backend: Backend) -> Capabilities:
+        found = self._known[backend.name] = await backend.capabilities()
+        return found

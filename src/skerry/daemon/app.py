@@ -16,7 +16,9 @@ import structlog
 
 from skerry.backends.base import Backend
 from skerry.backends.fake import FakeBackend
+from skerry.backends.machine import Machine
 from skerry.backends.namespace import NamespaceBackend
+from skerry.backends.oci import OciBackend
 from skerry.backends.registry import Registry
 from skerry.daemon import logs, pools
 from skerry.daemon.auth import Authenticator
@@ -49,7 +51,11 @@ from skerry.store import Store
 if TYPE_CHECKING:
     from skerry.daemon.grpc.server import GrpcServer
 
-BACKENDS: dict[str, Callable[[str], Backend]] = {"namespace": NamespaceBackend, "fake": FakeBackend}
+BACKENDS: dict[str, Callable[[Machine], Backend]] = {
+    "namespace": NamespaceBackend,
+    "oci": OciBackend,
+    "fake": lambda machine: FakeBackend(machine.home),
+}
 IDLE_LOOK = 1.0
 OWN_ADDRESSES_KEPT = 5.0
 """Seconds."""
@@ -62,10 +68,11 @@ log = structlog.get_logger(component="daemon")
 def make_registry(home: Home, backend: str | None) -> Registry:
     """All that isolate, or the one that the operator named. Raises InvalidRequest, IsolationUnavailable."""
     if backend is None:
-        return Registry([NamespaceBackend(home.path)])
+        machine = Machine(home.path)
+        return Registry([NamespaceBackend(machine), OciBackend(machine)])
     if backend not in BACKENDS:
         raise InvalidRequest(f"unknown backend {backend!r}", hint=f"known: {', '.join(BACKENDS)}")
-    return Registry([BACKENDS[backend](home.path)], chosen=True)
+    return Registry([BACKENDS[backend](Machine(home.path))], chosen=True)
 
 
 def make_ranges(home: Home) -> Ranges:

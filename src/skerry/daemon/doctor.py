@@ -24,6 +24,7 @@ from pathlib import Path
 
 from skerry._version import VERSION
 from skerry.backends.base import InstanceSpec
+from skerry.backends.machine import Machine
 from skerry.backends.namespace import NamespaceBackend
 from skerry.daemon.watchdog import STALL
 from skerry.errors import SkerryError
@@ -308,7 +309,7 @@ def _environment() -> Iterator[Check]:
 
 
 async def _start_one(directory: str, enforced: dict[str, Enforcement]) -> float:
-    backend = NamespaceBackend(directory)
+    backend = NamespaceBackend(Machine(directory))
     began = time.monotonic()
     try:
         image = ImageStore(Path(directory, "images")).get("host")

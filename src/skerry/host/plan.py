@@ -194,10 +194,13 @@ leave of the cgroup's limit. A fork that it refuses costs microseconds; the cgro
 memory map (ADR 28)."""
 
 
-def blank_steps(uid_base: int | None, tasks_files: list[str], cgroup: str | None) -> bytes:
+def blank_steps(
+    uid_base: int | None, tasks_files: list[str], cgroup: str | None, *, for_runtime: bool = False
+) -> bytes:
     """What comes before everything that depends on an image or a policy.
 
-    `uid_base` is the first id of the host's range; None: without root, a single user.
+    `uid_base` is the first id of the host's range; None: without root, a single user. `for_runtime` leaves all of
+    /proc to be seen, and capabilities: see `host.bundle`.
     """
     if uid_base is not None:
         ids = f"0 {uid_base} 65536"
@@ -209,12 +212,13 @@ def blank_steps(uid_base: int | None, tasks_files: list[str], cgroup: str | None
     process += [("tasks", path) for path in tasks_files]
     # With the image's parts as descriptors, nothing of the host's mounts is needed any more.
     leave: list[Step] = [] if uid_base is None else [("pivot",)]
-    return encode_steps(process) + _stage() + encode_steps(leave)
+    return encode_steps(process) + _stage(for_runtime) + encode_steps(leave)
 
 
 @functools.cache
-def _stage() -> bytes:
+def _stage(for_runtime: bool) -> bytes:
     devices = list(enumerate(_DEVICES))
+    cover = [("readonly", "proc/sys"), *(("mask", f"proc/{name}") for name in MASKED)]
     return encode_steps(
         [
             *(("tree", str(slot), f"/dev/{name}", "dev") for slot, name in devices),
@@ -231,15 +235,14 @@ def _stage() -> bytes:
             ("seal", "dev"),
             ("proc", "proc"),
             *(("sysctl", f"user/max_inotify_{name}", str(value)) for name, value in INOTIFY.items()),
-            ("readonly", "proc/sys"),
-            *(("mask", f"proc/{name}") for name in MASKED),
+            *([] if for_runtime else cover),
             ("hostname", "skerry"),
             ("loopback",),
             ("rlimit", str(RLIMIT_CORE), NO_DUMPS),
             ("rlimit", str(RLIMIT_NOFILE), str(GUEST_FDS)),
             ("rlimit", str(RLIMIT_SIGPENDING), str(_PENDING_SIGNALS)),
             ("rlimit", str(RLIMIT_MSGQUEUE), str(_MESSAGE_QUEUES)),
-            ("bound",),
+            *([] if for_runtime else [("bound",)]),
             # Late, so that an idle environment is not charged for what its namespaces cost the kernel.
             ("join",),
         ]

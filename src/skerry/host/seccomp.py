@@ -149,9 +149,10 @@ def parse_profile(text: str) -> Profile:
 def _rule(raw: dict[str, Any]) -> Rule:
     _check_keys(raw, "when", "then")
     then = raw["then"]
-    if then not in ("allow", "ignore") and then not in errno.errorcode.values():
+    number = getattr(errno, then, None) if isinstance(then, str) else None
+    if then not in ("allow", "ignore") and not isinstance(number, int):
         raise ValueError(f"{then!r} is neither 'allow' nor 'ignore' nor an errno")
-    action = {"allow": _ALLOW, "ignore": _ERRNO}.get(then) or _ERRNO | getattr(errno, then)
+    action = {"allow": _ALLOW, "ignore": _ERRNO}.get(then) or _ERRNO | (number or 0)
     return Rule(tuple(condition for each in raw.get("when", ()) for condition in _conditions(each)), action)
 
 

@@ -45,4 +45,4 @@ class Readiness:
         if free < SPACE_NEEDED:
             raise DiskFull(f"{self._home} has {format_size(free)} left")
         await self._store.check()
-        return self._manager.ready()
+        return await self._manager.ready()

@@ -17,6 +17,7 @@ from typing import Any
 
 import structlog
 
+from skerry.backends.base import Backend
 from skerry.backends.registry import Registry
 from skerry.egress import presets
 from skerry.egress.addresses import Ranges
@@ -28,6 +29,7 @@ from skerry.errors import (
     EnvironmentEnded,
     EnvironmentNotFound,
     GuestFailed,
+    LaunchFailed,
     QuotaExceeded,
     SkerryError,
     stopping,
@@ -114,6 +116,8 @@ class EnvironmentManager:
     async def recover(self) -> None:
         """Take over the environments of an earlier daemon of this home, and remove what it left half made or half
         removed. Raises StoreUnavailable, PlatformError."""
+        self._registry.begin()
+        await self.pools.prepare()
         await self._recovery.recover()
         self.pools.begin()
 
@@ -122,11 +126,12 @@ class EnvironmentManager:
         self.pools.tend()
         await self._recovery.reconcile()
 
-    def ready(self) -> str:
+    async def ready(self) -> str:
         """The isolation that a new environment gets. Raises DaemonUnavailable, IsolationUnavailable."""
         if self._lifecycle.closing:
             raise stopping()
-        return self._registry.pick(Policy().isolation)[1].isolation
+        backend, _ = await self._registry.pick(Policy().isolation)
+        return backend.isolation
 
     def act(self, caller: Caller, action: str, **detail: Any) -> Act:
         """An action on no environment, for the audit."""
@@ -145,10 +150,11 @@ class EnvironmentManager:
         """
         if self._lifecycle.closing:
             raise stopping()
-        await self._check_name(caller, request)
-        await self._networks.understand(request.policy)
         began = time.monotonic()
-        environment = await self._reserve(caller, request)
+        await self._networks.understand(request.policy)
+        backend, _ = await self._registry.pick(request.policy.isolation)
+        await self._check_name(caller, request)
+        environment = await self._reserve(caller, request, backend)
         act = Act(
             self._records,
             caller,
@@ -176,10 +182,9 @@ class EnvironmentManager:
         ):  # with a key it may be the one that is meant: the store knows
             raise Conflict(f"the name {request.name!r} is taken by environment {taken.id}")
 
-    async def _reserve(self, caller: Caller, request: CreateRequest) -> Environment:
+    async def _reserve(self, caller: Caller, request: CreateRequest, backend: Backend) -> Environment:
         """Find a place for a new environment and add it to the catalogue; nothing of it runs for the caller yet."""
         image = self._images.get(request.image)
-        backend, capabilities = self._registry.pick(request.policy.isolation)
         placement = await self.pools.place(
             image,
             request.policy,
@@ -201,7 +206,7 @@ class EnvironmentManager:
             image=image,
             policy=request.policy,
             backend=backend,
-            isolation=capabilities.isolation,
+            isolation=backend.isolation,
             idle=request.idle,
             variables=dict(request.env),
             created_at=now,
@@ -226,6 +231,8 @@ class EnvironmentManager:
             if isinstance(error, QuotaExceeded):
                 self.deny(caller, "environment.create", error, **error.detail)
             log.warning("create failed", environment=environment.id, error=str(error))
+            if isinstance(error, LaunchFailed):
+                self._registry.doubt(environment.backend)
             with contextlib.suppress(SkerryError):
                 await self._lifecycle.end(environment, NOT_STARTED, Outcome.INTERNAL)
             self._catalogue.forget(environment)
@@ -495,6 +502,7 @@ class EnvironmentManager:
                 await self.delete_all("the daemon stopped")
         finally:
             await self._lifecycle.close()
+            await self._registry.close()
             for backend in self._registry.backends:
                 await backend.close()
 

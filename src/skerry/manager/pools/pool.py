@@ -163,6 +163,10 @@ class Pool:
     def _full(self) -> bool:
         return self._total() >= self._maximum
 
+    async def pick(self) -> Backend:
+        """What its entries are made with now. Raises IsolationUnavailable."""
+        return (await self._registry.pick(self._settings.policy.isolation))[0]
+
     def serves(self, image: Image, policy: Policy, backend: Backend, language: Language | None) -> bool:
         """True if its entries can become such an environment."""
         own = self._settings
@@ -170,7 +174,7 @@ class Pool:
             self._maximum > 0
             and language == own.language
             and image.name == own.image
-            and backend is self._registry.pick(own.policy.isolation)[0]
+            and backend is self._registry.known(own.policy.isolation)
             and backend.fixed(policy) == backend.fixed(own.policy)
         )
 
@@ -303,7 +307,7 @@ class Pool:
         """
         settings = self._settings
         image = self._images.get(settings.image)
-        backend = self._registry.pick(settings.policy.isolation)[0]
+        backend = await self.pick()
         id_ = backend.reserve()
         self._making.add(id_)
         try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 
 from skerry.backends.base import Backend
 from skerry.backends.registry import Registry
-from skerry.errors import NotFound
+from skerry.errors import IsolationUnavailable, NotFound
 from skerry.images.store import Image, ImageStore
 from skerry.languages import Language
 from skerry.manager.clock import Clock
@@ -39,6 +40,12 @@ class Pools:
     def tend(self) -> None:
         for pool in self._pools.values():
             pool.tend()
+
+    async def prepare(self) -> None:
+        """Find out which backend each pool uses: `adopt` cannot wait for it."""
+        for pool in self._pools.values():
+            with contextlib.suppress(IsolationUnavailable):
+                await pool.pick()
 
     async def place(
         self,
