@@ -7,7 +7,10 @@ import codecs
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Outcome(StrEnum):
@@ -413,6 +416,11 @@ def _finished(raw: dict[str, Any]) -> dict[str, Any]:
 _CONTROL = bytes({*range(32), 127} - set(b"\t\n\r"))
 ENCODING_STEP = 64 << 10
 """Bytes that are looked at together: as one text, much output would be a copy four times as large."""
+
+
+def comma_separated(preferences: str | Sequence[str] | None) -> str | None:
+    """The text on the wire for one preference or several."""
+    return preferences if preferences is None or isinstance(preferences, str) else ",".join(preferences)
 
 
 def encode_bytes(data: bytes) -> tuple[str, str]:

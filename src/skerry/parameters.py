@@ -106,7 +106,7 @@ _ENV = _row("env", "variables", "set a variable", option=("-e", "--env"), takes=
 _ISOLATION = _row(
     "isolation",
     "text",
-    "minimum isolation: namespace, gvisor or microvm",
+    "minimum isolation: namespace, gvisor or microvm; several, with commas, in order of preference",
     default="namespace",
     choices=("namespace", "gvisor", "microvm"),
     where=_AND_POOLS,
@@ -202,6 +202,7 @@ CREATE = _table(
         high=365 * 86400.0,
     ),
     _ISOLATION,
+    _row("backend", "text", "use this backend, if it gives that isolation: namespace, oci, ..."),
     _row(
         "profile",
         "text",

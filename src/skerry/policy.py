@@ -18,7 +18,7 @@ ISOLATIONS = CREATE["isolation"].choices
 WORKSPACES = CREATE["workspace"].choices
 NETWORKS = CREATE["network"].choices
 _LIMITS = {name: row for name, row in CREATE.items() if "limits" in row.where}
-_CHOICES = tuple((name, CREATE[name].choices) for name in ("isolation", "network", "workspace"))
+_CHOICES = tuple((name, CREATE[name].choices) for name in ("network", "workspace"))
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _UNITS = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": GIB << 10}
@@ -83,6 +83,21 @@ def check(row: ParameterSpec, value: Any) -> Any:
     return float(value)
 
 
+def preferences(isolation: str) -> tuple[str, ...]:
+    """The isolations of a text like `microvm,gvisor`, in order of preference. Raises InvalidRequest."""
+    wanted = tuple(part.strip() for part in isolation.split(","))
+    for part in wanted:
+        if part not in ISOLATIONS:
+            raise InvalidRequest(f"unknown isolation {part!r}", hint=f"known: {', '.join(ISOLATIONS)}")
+    return wanted
+
+
+def at_least(isolation: str, least: str) -> str:
+    """The preferences that are `least` or stronger; `least` alone if none is."""
+    strong = [part for part in preferences(isolation) if ISOLATIONS.index(part) >= ISOLATIONS.index(least)]
+    return ",".join(strong) or least
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much one environment may use. All of them always hold; what cannot be enforced is reported."""
@@ -132,6 +147,7 @@ class Policy:
     """What is allowed. The defaults are the safe ones; anything weaker is asked for by name."""
 
     isolation: str = CREATE["isolation"].default
+    """At least this much; several, separated by commas, in order of preference."""
     profile: str = CREATE["profile"].default
     """The system call profile: `default`, `strict`, `debug` or `filters`."""
     network: str = CREATE["network"].default
@@ -146,6 +162,7 @@ class Policy:
         return {name: getattr(self, name) for name in self.__slots__} | {"limits": self.limits.to_dict()}
 
     def __post_init__(self) -> None:
+        preferences(self.isolation)
         for name, known in _CHOICES:
             if (value := getattr(self, name)) not in known:
                 raise InvalidRequest(f"unknown {name} {value!r}", hint=f"known: {', '.join(known)}")

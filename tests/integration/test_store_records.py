@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skerry.errors import Conflict, InvalidRequest, QuotaExceeded
+from skerry.errors import Conflict, InvalidRequest, IsolationUnavailable, QuotaExceeded
 from skerry.ids import new_id
 from skerry.models import Outcome, State
 from skerry.store import Store, environments, executions, quotas, tokens
@@ -360,7 +360,7 @@ def test_a_quota_holds_with_two_daemons_creating(store_url: str) -> None:
         one = record(cpus=0.1, memory=1 << 20, disk=1 << 30)
 
         def work(tx: Any) -> None:
-            quotas.check(tx, "t", cpus=one.cpus, memory=one.memory, disk=one.disk)
+            quotas.check(tx, "t", cpus=one.cpus, memory=one.memory, disk=one.disk, isolation="namespace")
             time.sleep(0.002)  # where the other daemon would slip in
             environments.insert(tx, one)
 
@@ -410,13 +410,31 @@ def test_what_is_kept_on_disk_counts_and_gives_way_to_workspaces(store_url: str)
         one = record(disk=50)
 
         def create(tx: Any) -> None:
-            quotas.check(tx, "t", cpus=0, memory=0, disk=50)
+            quotas.check(tx, "t", cpus=0, memory=0, disk=50, isolation="namespace")
             environments.insert(tx, one)
 
         await store.write(create)
         assert await store.read(lambda tx: quotas.crowded(tx, "t"))
         await keep("one")
         assert not await store.read(lambda tx: quotas.crowded(tx, "t"))
+
+
+def test_an_environment_with_less_isolation_than_its_tenants_least_is_refused(store_url: str) -> None:
+    async def test(store: Store) -> None:
+        await store.write(lambda tx: quotas.put(tx, Quota(tenant="t", isolation="gvisor")))
+
+        def check(isolation: str) -> Any:
+            return store.write(
+                lambda tx: quotas.check(tx, "t", cpus=0, memory=0, disk=0, isolation=isolation)
+            )
+
+        for weak in ("namespace", "none"):
+            with pytest.raises(IsolationUnavailable, match="at least isolation 'gvisor'"):
+                await check(weak)
+        for strong in ("gvisor", "microvm"):
+            await check(strong)
+
+    on(store_url, test)
 
 
 def test_ended_environments_of_earlier_versions_keep_only_what_tells_of_their_end(store_url: str) -> None:

@@ -397,6 +397,9 @@ class StubRecords:
     def kept(self, sizes: dict[str, int], kind: str, *, within: str | None = None) -> asyncio.Future[None]:
         return self._done()
 
+    async def least_isolation(self, tenant: str) -> str | None:
+        return None
+
     async def crowded(self, tenants: Sequence[str]) -> list[str]:
         return []
 

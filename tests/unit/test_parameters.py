@@ -27,7 +27,7 @@ from skerry.daemon.http.sessions import OpenSession, RunCode
 from skerry.errors import InvalidRequest
 from skerry.host import seccomp
 from skerry.parameters import CREATE, EXECUTE, PROGRAM, SESSION, SESSION_CALL, START, ParameterSpec
-from skerry.policy import Limits, Policy
+from skerry.policy import Limits, Policy, at_least, preferences
 from skerry.settings import Home
 from skerry.v1 import code_pb2, environments_pb2, executions_pb2, network_pb2, sessions_pb2
 
@@ -309,3 +309,24 @@ def test_profiles_are_those_of_the_compiler() -> None:
 @pytest.mark.parametrize("row", [row for _, row in ROWS], ids=[f"{table}-{row.name}" for table, row in ROWS])
 def test_help_names_every_choice(row: ParameterSpec) -> None:
     assert all(choice in row.help for choice in row.choices)
+
+
+def test_isolations_are_preferences_in_an_order() -> None:
+    assert preferences("microvm, gvisor") == ("microvm", "gvisor")
+    for wrong in ("", "gvisor,", "gvisor;microvm", "none"):
+        with pytest.raises(InvalidRequest, match="unknown isolation"):
+            Policy(isolation=wrong)
+
+
+@pytest.mark.parametrize(
+    ("asked", "least", "gets"),
+    [
+        ("namespace", "namespace", "namespace"),
+        ("namespace", "gvisor", "gvisor"),
+        ("microvm", "gvisor", "microvm"),
+        ("microvm,gvisor,namespace", "gvisor", "microvm,gvisor"),
+        ("gvisor,namespace", "microvm", "microvm"),
+    ],
+)
+def test_preferences_weaker_than_the_least_are_dropped(asked: str, least: str, gets: str) -> None:
+    assert at_least(asked, least) == gets

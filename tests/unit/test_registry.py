@@ -9,7 +9,7 @@ import pytest
 from skerry.backends import registry
 from skerry.backends.base import Capabilities
 from skerry.backends.registry import Registry
-from skerry.errors import IsolationUnavailable
+from skerry.errors import InvalidRequest, IsolationUnavailable
 from tests.unit.stubs import StubBackend, asynchronous, until
 
 
@@ -108,3 +108,29 @@ async def test_no_request_waits_for_the_probe_of_what_it_does_not_need() -> None
 async def test_the_operators_choice_serves_everything_and_says_what_it_is() -> None:
     found, _ = await Registry([backend("fake", "none")], chosen=True).pick("microvm")
     assert (found.name, found.isolation) == ("fake", "none")
+
+
+@asynchronous
+async def test_preferences_are_tried_in_their_order() -> None:
+    ns, gv, vm = backend("ns", "namespace"), backend("gv", "gvisor"), backend("vm", "microvm")
+    assert (await Registry([ns, gv, vm]).pick("microvm,gvisor"))[0] is vm
+    repair(vm, available=False)
+    assert (await Registry([ns, gv, vm]).pick("microvm,gvisor"))[0] is gv
+    repair(gv, available=False)
+    with pytest.raises(IsolationUnavailable, match=r"vm: vm is not installed; gv: gv is not installed"):
+        await Registry([ns, gv, vm]).pick("microvm,gvisor")
+
+
+@asynchronous
+async def test_a_backend_that_is_named_serves_alone_and_never_with_less() -> None:
+    ns, gv, vm = backend("ns", "namespace"), backend("gv", "gvisor"), backend("vm", "microvm")
+    found = Registry([ns, gv, vm])
+    assert (await found.pick("namespace", "vm"))[0] is vm
+    repair(vm, available=False)
+    with pytest.raises(IsolationUnavailable, match="vm: vm is not installed"):
+        await Registry([ns, gv, vm]).pick("namespace", "vm")
+    with pytest.raises(IsolationUnavailable, match="backend 'ns' gives isolation 'namespace', not 'gvisor'"):
+        await found.pick("gvisor", "ns")
+    with pytest.raises(InvalidRequest, match="unknown backend 'xen'") as caught:
+        await found.pick("namespace", "xen")
+    assert "ns, gv, vm" in caught.value.hint

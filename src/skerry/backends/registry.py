@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 
 from skerry.backends.base import Backend, Capabilities
-from skerry.errors import IsolationUnavailable, SkerryError
-from skerry.policy import ISOLATIONS
+from skerry.errors import InvalidRequest, IsolationUnavailable, SkerryError
+from skerry.policy import ISOLATIONS, preferences
 from skerry.singleflight import SingleFlight
 
 PROBE_AGAIN = 5.0
@@ -45,14 +45,14 @@ class Registry:
         if self._background:
             await asyncio.wait(self._background)
 
-    async def pick(self, isolation: str) -> tuple[Backend, Capabilities]:
-        """The weakest available backend that gives at least `isolation`, never less.
+    async def pick(self, isolation: str, name: str = "") -> tuple[Backend, Capabilities]:
+        """The weakest available backend that gives at least `isolation`, never less; only the one of that name, if any.
 
-        Waits only for a probe that has never been finished. Raises IsolationUnavailable, which says what stands in
-        the way.
+        Waits only for a probe that has never been finished. Raises InvalidRequest for an unknown name, and
+        IsolationUnavailable, which says what stands in the way.
         """
         reasons: list[str] = []
-        for backend in self._enough(isolation):
+        for backend in self._named(name, isolation) if name else self._enough(isolation):
             known = self._known.get(backend.name) or await self._probe(backend)
             if known.available:
                 return backend, known
@@ -82,11 +82,28 @@ class Registry:
             task.add_done_callback(self._background.discard)
 
     def _enough(self, isolation: str) -> list[Backend]:
-        return [
+        """In order of preference."""
+        if self._chosen:
+            return list(self.backends)
+        found = [
             backend
+            for wanted in preferences(isolation)
             for backend in self.backends
-            if self._chosen or strength(backend.isolation) >= strength(isolation)
+            if strength(backend.isolation) >= strength(wanted)
         ]
+        return list(dict.fromkeys(found))
+
+    def _named(self, name: str, isolation: str) -> list[Backend]:
+        """Raises InvalidRequest, IsolationUnavailable."""
+        if (backend := self.find(name)) is None:
+            names = ", ".join(backend.name for backend in self.backends)
+            raise InvalidRequest(f"unknown backend {name!r}", hint=f"this daemon has: {names}")
+        if backend not in self._enough(isolation):
+            raise IsolationUnavailable(
+                f"backend {name!r} gives isolation {backend.isolation!r}, not {isolation!r}",
+                hint="ask for less isolation, or leave the backend out",
+            )
+        return [backend]
 
     async def _probe_quietly(self, backend: Backend) -> None:
         with contextlib.suppress(SkerryError):  # the daemon stops

@@ -103,6 +103,7 @@ def _set_arguments(parser: Parser) -> None:
     parser.option("--cpus", takes="NUMBER", convert=float, help="CPU cores in total")
     parser.option("-m", "--memory", takes="SIZE", help="memory in total, e.g. 16g")
     parser.option("--disk", takes="SIZE", help="disk space of workspaces and packages in total, e.g. 100g")
+    parser.option("--isolation", takes="KIND", help="least isolation: namespace, gvisor or microvm")
     _add_tenant(parser)
 
 
@@ -112,7 +113,12 @@ def _show(args: SimpleNamespace) -> int:
 
 def _set(args: SimpleNamespace) -> int:
     quota = Client().set_quota(
-        args.tenant, environments=args.environments, cpus=args.cpus, memory=args.memory, disk=args.disk
+        args.tenant,
+        environments=args.environments,
+        cpus=args.cpus,
+        memory=args.memory,
+        disk=args.disk,
+        isolation=args.isolation,
     )
     return _shown(quota, args)
 
@@ -130,7 +136,7 @@ def _shown(quota: dict[str, Any], args: SimpleNamespace) -> int:
     names = ("environments", "cpus", "memory", "disk")
     rows = [(name, text(name, quota["used"][name]), text(name, quota[name])) for name in names]
     show_table(("WHAT", "IN USE", "QUOTA"), rows)
-    print()
+    print(f"\nleast isolation: {quota['isolation'] or 'any'}\n")
     caused = [
         (
             name.replace("_", " "),

@@ -121,7 +121,7 @@ async def serve(
     records = StoredRecords(store, home.identity(), WriteMetrics(metrics))
     manager = _make_manager(home, registry, images, records)
     stop = _Stop(manager)
-    tokens, quotas, trail = Tokens(store), Quotas(store), AuditTrail(store)
+    tokens, quotas, trail = Tokens(store), Quotas(store, manager.isolation.forget), AuditTrail(store)
     authenticator = Authenticator(tokens)
     code = Programs(manager, images, home.path)
     readiness = Readiness(manager, store, home.path)

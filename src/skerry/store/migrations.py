@@ -145,6 +145,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    ("ALTER TABLE quotas ADD COLUMN isolation TEXT",),
 )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from skerry.errors import QuotaExceeded
-from skerry.policy import format_size
+from skerry.errors import IsolationUnavailable, QuotaExceeded
+from skerry.policy import ISOLATIONS, format_size
 from skerry.store.connection import Connection
 from skerry.store.table import Table
 
@@ -21,6 +21,8 @@ class Quota:
     memory: int | None = None
     disk: int | None = None
     """Bytes: of workspaces, as large as they may get, and of what is kept beside them."""
+    isolation: str | None = None
+    """The least that its new environments have."""
 
 
 _table = Table("quotas", Quota)
@@ -29,10 +31,10 @@ _table = Table("quotas", Quota)
 def put(tx: Connection, quota: Quota) -> None:
     """Set or replace the quota of a tenant; environments that it has already stay."""
     tx.run(
-        "INSERT INTO quotas (tenant, environments, cpus, memory, disk)"
-        " VALUES (:tenant, :environments, :cpus, :memory, :disk) ON CONFLICT (tenant) DO UPDATE SET"
+        "INSERT INTO quotas (tenant, environments, cpus, memory, disk, isolation)"
+        " VALUES (:tenant, :environments, :cpus, :memory, :disk, :isolation) ON CONFLICT (tenant) DO UPDATE SET"
         " environments = excluded.environments, cpus = excluded.cpus, memory = excluded.memory,"
-        " disk = excluded.disk",
+        " disk = excluded.disk, isolation = excluded.isolation",
         _table.values(quota),
     )
 
@@ -89,8 +91,9 @@ def crowded(tx: Connection, tenant: str) -> bool:
     return limit is not None and (in_use(tx, tenant).disk or 0) > limit
 
 
-def check(tx: Connection, tenant: str, *, cpus: float, memory: int, disk: int) -> None:
-    """Raises QuotaExceeded when the tenant cannot have one more environment of this size.
+def check(tx: Connection, tenant: str, *, cpus: float, memory: int, disk: int, isolation: str) -> None:
+    """Raises QuotaExceeded when the tenant cannot have one more environment of this size, and IsolationUnavailable
+    when it may not have one with so little isolation.
 
     To be called in the transaction that inserts it: until its end no other daemon passes here for this tenant. What is
     kept beside workspaces does not count here: it is a cache, which gives way.
@@ -99,6 +102,13 @@ def check(tx: Connection, tenant: str, *, cpus: float, memory: int, disk: int) -
     if not found:
         return
     [quota] = found
+    if quota.isolation and (
+        isolation not in ISOLATIONS or ISOLATIONS.index(isolation) < ISOLATIONS.index(quota.isolation)
+    ):
+        raise IsolationUnavailable(
+            f"environments of tenant {tenant!r} have at least isolation {quota.isolation!r}, not {isolation!r}",
+            hint="repeat the request: this has just been set",
+        )
     has = _of_environments(tx, tenant)
     for what, limit, used, more in (
         ("environments", quota.environments, has.environments, 1),

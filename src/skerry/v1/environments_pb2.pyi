@@ -87,12 +87,15 @@ class CreateEnvironmentRequest(_message.Message):
     ALLOW_FIELD_NUMBER: _builtins.int
     CONNECTIONS_FIELD_NUMBER: _builtins.int
     TRAFFIC_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
     image: _builtins.str
     """Name, or beginning of a digest; without it, `host`: the daemon's machine's own programs, read-only."""
     name: _builtins.str
     """One by which it can be found again, as long as it lives."""
     isolation: _builtins.str
-    """At least this much, or the request fails: `namespace`, `gvisor`, `microvm`."""
+    """At least this much, or the request fails: `namespace`, `gvisor`, `microvm`. Several, separated by commas, are
+    tried in this order.
+    """
     profile: _builtins.str
     """Which system calls there are: `default`, `strict`, `debug` or `filters`."""
     network: _builtins.str
@@ -122,6 +125,8 @@ class CreateEnvironmentRequest(_message.Message):
     """Out of it, at once."""
     traffic: _builtins.int
     """Bytes that it sends and receives over its network, as long as it lives."""
+    backend: _builtins.str
+    """The backend to use; the request fails if it gives less isolation than was asked for."""
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Variables of everything that runs in it."""
@@ -152,11 +157,14 @@ class CreateEnvironmentRequest(_message.Message):
         allow: _abc.Iterable[_builtins.str] | None = ...,
         connections: _builtins.int | None = ...,
         traffic: _builtins.int | None = ...,
+        backend: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_connections", b"_connections", "_cpus", b"_cpus", "_disk", b"_disk", "_fds", b"_fds", "_idle", b"_idle", "_image", b"_image", "_inodes", b"_inodes", "_isolation", b"_isolation", "_lifetime", b"_lifetime", "_memory", b"_memory", "_name", b"_name", "_network", b"_network", "_pids", b"_pids", "_profile", b"_profile", "_traffic", b"_traffic", "_workspace", b"_workspace", "connections", b"connections", "cpus", b"cpus", "disk", b"disk", "fds", b"fds", "idle", b"idle", "image", b"image", "inodes", b"inodes", "isolation", b"isolation", "lifetime", b"lifetime", "memory", b"memory", "name", b"name", "network", b"network", "pids", b"pids", "profile", b"profile", "traffic", b"traffic", "workspace", b"workspace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_backend", b"_backend", "_connections", b"_connections", "_cpus", b"_cpus", "_disk", b"_disk", "_fds", b"_fds", "_idle", b"_idle", "_image", b"_image", "_inodes", b"_inodes", "_isolation", b"_isolation", "_lifetime", b"_lifetime", "_memory", b"_memory", "_name", b"_name", "_network", b"_network", "_pids", b"_pids", "_profile", b"_profile", "_traffic", b"_traffic", "_workspace", b"_workspace", "backend", b"backend", "connections", b"connections", "cpus", b"cpus", "disk", b"disk", "fds", b"fds", "idle", b"idle", "image", b"image", "inodes", b"inodes", "isolation", b"isolation", "lifetime", b"lifetime", "memory", b"memory", "name", b"name", "network", b"network", "pids", b"pids", "profile", b"profile", "traffic", b"traffic", "workspace", b"workspace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_connections", b"_connections", "_cpus", b"_cpus", "_disk", b"_disk", "_fds", b"_fds", "_idle", b"_idle", "_image", b"_image", "_inodes", b"_inodes", "_isolation", b"_isolation", "_lifetime", b"_lifetime", "_memory", b"_memory", "_name", b"_name", "_network", b"_network", "_pids", b"_pids", "_profile", b"_profile", "_traffic", b"_traffic", "_workspace", b"_workspace", "allow", b"allow", "connections", b"connections", "cpus", b"cpus", "disk", b"disk", "env", b"env", "fds", b"fds", "idempotency_key", b"idempotency_key", "idle", b"idle", "image", b"image", "inodes", b"inodes", "isolation", b"isolation", "lifetime", b"lifetime", "memory", b"memory", "name", b"name", "network", b"network", "pids", b"pids", "profile", b"profile", "traffic", b"traffic", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backend", b"_backend", "_connections", b"_connections", "_cpus", b"_cpus", "_disk", b"_disk", "_fds", b"_fds", "_idle", b"_idle", "_image", b"_image", "_inodes", b"_inodes", "_isolation", b"_isolation", "_lifetime", b"_lifetime", "_memory", b"_memory", "_name", b"_name", "_network", b"_network", "_pids", b"_pids", "_profile", b"_profile", "_traffic", b"_traffic", "_workspace", b"_workspace", "allow", b"allow", "backend", b"backend", "connections", b"connections", "cpus", b"cpus", "disk", b"disk", "env", b"env", "fds", b"fds", "idempotency_key", b"idempotency_key", "idle", b"idle", "image", b"image", "inodes", b"inodes", "isolation", b"isolation", "lifetime", b"lifetime", "memory", b"memory", "name", b"name", "network", b"network", "pids", b"pids", "profile", b"profile", "traffic", b"traffic", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__backend: _TypeAlias = _typing.Literal["backend"]  # noqa: Y015
+    _WhichOneofArgType__backend: _TypeAlias = _typing.Literal["_backend", b"_backend"]  # noqa: Y015
     _WhichOneofReturnType__connections: _TypeAlias = _typing.Literal["connections"]  # noqa: Y015
     _WhichOneofArgType__connections: _TypeAlias = _typing.Literal["_connections", b"_connections"]  # noqa: Y015
     _WhichOneofReturnType__cpus: _TypeAlias = _typing.Literal["cpus"]  # noqa: Y015
@@ -189,6 +197,8 @@ class CreateEnvironmentRequest(_message.Message):
     _WhichOneofArgType__traffic: _TypeAlias = _typing.Literal["_traffic", b"_traffic"]  # noqa: Y015
     _WhichOneofReturnType__workspace: _TypeAlias = _typing.Literal["workspace"]  # noqa: Y015
     _WhichOneofArgType__workspace: _TypeAlias = _typing.Literal["_workspace", b"_workspace"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__backend) -> _WhichOneofReturnType__backend | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__connections) -> _WhichOneofReturnType__connections | None: ...
     @_typing.overload

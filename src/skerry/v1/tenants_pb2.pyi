@@ -207,6 +207,7 @@ class SetQuotaRequest(_message.Message):
     CPUS_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     DISK_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     environments: _builtins.int
     """Omitted fields are not limited."""
@@ -216,6 +217,8 @@ class SetQuotaRequest(_message.Message):
     """Bytes, of all environments together."""
     disk: _builtins.int
     """Bytes: of all workspaces, as large as they may get, and of installed packages."""
+    isolation: _builtins.str
+    """The least that new environments have, whatever they ask for."""
     def __init__(
         self,
         *,
@@ -224,10 +227,11 @@ class SetQuotaRequest(_message.Message):
         cpus: _builtins.float | None = ...,
         memory: _builtins.int | None = ...,
         disk: _builtins.int | None = ...,
+        isolation: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_disk", b"_disk", "_environments", b"_environments", "_memory", b"_memory", "cpus", b"cpus", "disk", b"disk", "environments", b"environments", "memory", b"memory"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_disk", b"_disk", "_environments", b"_environments", "_isolation", b"_isolation", "_memory", b"_memory", "cpus", b"cpus", "disk", b"disk", "environments", b"environments", "isolation", b"isolation", "memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_disk", b"_disk", "_environments", b"_environments", "_memory", b"_memory", "cpus", b"cpus", "disk", b"disk", "environments", b"environments", "memory", b"memory", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_disk", b"_disk", "_environments", b"_environments", "_isolation", b"_isolation", "_memory", b"_memory", "cpus", b"cpus", "disk", b"disk", "environments", b"environments", "isolation", b"isolation", "memory", b"memory", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cpus: _TypeAlias = _typing.Literal["cpus"]  # noqa: Y015
     _WhichOneofArgType__cpus: _TypeAlias = _typing.Literal["_cpus", b"_cpus"]  # noqa: Y015
@@ -235,6 +239,8 @@ class SetQuotaRequest(_message.Message):
     _WhichOneofArgType__disk: _TypeAlias = _typing.Literal["_disk", b"_disk"]  # noqa: Y015
     _WhichOneofReturnType__environments: _TypeAlias = _typing.Literal["environments"]  # noqa: Y015
     _WhichOneofArgType__environments: _TypeAlias = _typing.Literal["_environments", b"_environments"]  # noqa: Y015
+    _WhichOneofReturnType__isolation: _TypeAlias = _typing.Literal["isolation"]  # noqa: Y015
+    _WhichOneofArgType__isolation: _TypeAlias = _typing.Literal["_isolation", b"_isolation"]  # noqa: Y015
     _WhichOneofReturnType__memory: _TypeAlias = _typing.Literal["memory"]  # noqa: Y015
     _WhichOneofArgType__memory: _TypeAlias = _typing.Literal["_memory", b"_memory"]  # noqa: Y015
     @_typing.overload
@@ -243,6 +249,8 @@ class SetQuotaRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__disk) -> _WhichOneofReturnType__disk | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__environments) -> _WhichOneofReturnType__environments | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__isolation) -> _WhichOneofReturnType__isolation | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__memory) -> _WhichOneofReturnType__memory | None: ...
 
@@ -259,12 +267,15 @@ class Quota(_message.Message):
     USED_FIELD_NUMBER: _builtins.int
     DISK_FIELD_NUMBER: _builtins.int
     CAUSED_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     environments: _builtins.int
     """Absent fields are not limited."""
     cpus: _builtins.float
     memory: _builtins.int
     disk: _builtins.int
+    isolation: _builtins.str
+    """The least that new environments have."""
     @_builtins.property
     def used(self) -> Global___Amounts:
         """What its environments that have not ended may use together."""
@@ -283,10 +294,11 @@ class Quota(_message.Message):
         used: Global___Amounts | None = ...,
         disk: _builtins.int | None = ...,
         caused: Global___Caused | None = ...,
+        isolation: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_disk", b"_disk", "_environments", b"_environments", "_memory", b"_memory", "caused", b"caused", "cpus", b"cpus", "disk", b"disk", "environments", b"environments", "memory", b"memory", "used", b"used"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_disk", b"_disk", "_environments", b"_environments", "_isolation", b"_isolation", "_memory", b"_memory", "caused", b"caused", "cpus", b"cpus", "disk", b"disk", "environments", b"environments", "isolation", b"isolation", "memory", b"memory", "used", b"used"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_disk", b"_disk", "_environments", b"_environments", "_memory", b"_memory", "caused", b"caused", "cpus", b"cpus", "disk", b"disk", "environments", b"environments", "memory", b"memory", "tenant", b"tenant", "used", b"used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_disk", b"_disk", "_environments", b"_environments", "_isolation", b"_isolation", "_memory", b"_memory", "caused", b"caused", "cpus", b"cpus", "disk", b"disk", "environments", b"environments", "isolation", b"isolation", "memory", b"memory", "tenant", b"tenant", "used", b"used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cpus: _TypeAlias = _typing.Literal["cpus"]  # noqa: Y015
     _WhichOneofArgType__cpus: _TypeAlias = _typing.Literal["_cpus", b"_cpus"]  # noqa: Y015
@@ -294,6 +306,8 @@ class Quota(_message.Message):
     _WhichOneofArgType__disk: _TypeAlias = _typing.Literal["_disk", b"_disk"]  # noqa: Y015
     _WhichOneofReturnType__environments: _TypeAlias = _typing.Literal["environments"]  # noqa: Y015
     _WhichOneofArgType__environments: _TypeAlias = _typing.Literal["_environments", b"_environments"]  # noqa: Y015
+    _WhichOneofReturnType__isolation: _TypeAlias = _typing.Literal["isolation"]  # noqa: Y015
+    _WhichOneofArgType__isolation: _TypeAlias = _typing.Literal["_isolation", b"_isolation"]  # noqa: Y015
     _WhichOneofReturnType__memory: _TypeAlias = _typing.Literal["memory"]  # noqa: Y015
     _WhichOneofArgType__memory: _TypeAlias = _typing.Literal["_memory", b"_memory"]  # noqa: Y015
     @_typing.overload
@@ -302,6 +316,8 @@ class Quota(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__disk) -> _WhichOneofReturnType__disk | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__environments) -> _WhichOneofReturnType__environments | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__isolation) -> _WhichOneofReturnType__isolation | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__memory) -> _WhichOneofReturnType__memory | None: ...
 

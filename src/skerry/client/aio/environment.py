@@ -17,6 +17,7 @@ from skerry.models import (
     ExecutionResult,
     SessionInfo,
     Usage,
+    comma_separated,
     encode_bytes,
 )
 
@@ -52,7 +53,8 @@ class AsyncEnvironment:
         traffic: str | int | None = None,
         lifetime: float | None = None,
         idle: float | None = None,
-        isolation: str | None = None,
+        isolation: str | Sequence[str] | None = None,
+        backend: str | None = None,
         profile: str | None = None,
         network: str | None = None,
         allow: Sequence[str] | None = None,
@@ -76,7 +78,8 @@ class AsyncEnvironment:
             "traffic": traffic,
             "lifetime": lifetime,
             "idle": idle,
-            "isolation": isolation,
+            "isolation": comma_separated(isolation),
+            "backend": backend,
             "profile": profile,
             "network": network if network or not allow else "allowlist",
             "allow": list(allow) if allow else None,

@@ -18,6 +18,7 @@ from skerry.models import (
     LanguageInfo,
     PoolHealth,
     PoolStats,
+    comma_separated,
     encode_bytes,
 )
 
@@ -139,7 +140,7 @@ class Client:
         mem_limit: int | None = None,
         network: str | None = None,
         allow: Sequence[str] | None = None,
-        isolation: str | None = None,
+        isolation: str | Sequence[str] | None = None,
         image: str | None = None,
         output_limit: int | None = None,
         packages: Sequence[str] | None = None,
@@ -169,7 +170,7 @@ class Client:
             "mem_limit": mem_limit,
             "network": network if network or not allow else "allowlist",
             "allow": list(allow) if allow else None,
-            "isolation": isolation,
+            "isolation": comma_separated(isolation),
             "image": image,
             "output_limit": output_limit,
             "packages": list(packages) if packages else None,
@@ -252,9 +253,17 @@ class Client:
         cpus: float | None = None,
         memory: str | int | None = None,
         disk: str | int | None = None,
+        isolation: str | None = None,
     ) -> dict[str, Any]:
-        """Replace the quota of a tenant; None means unlimited. Raises InvalidRequest."""
-        wanted = {"environments": environments, "cpus": cpus, "memory": memory, "disk": disk}
+        """Replace the quota of a tenant; None means unlimited. `isolation` is the least that its new environments
+        have. Raises InvalidRequest."""
+        wanted = {
+            "environments": environments,
+            "cpus": cpus,
+            "memory": memory,
+            "disk": disk,
+            "isolation": isolation,
+        }
         answer: dict[str, Any] = self.transport.call("PUT", f"/quotas/{quote(tenant)}", json=wanted)
         return answer
 

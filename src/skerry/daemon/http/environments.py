@@ -42,7 +42,11 @@ KEY_MAX = 255
 Size = Annotated[Any, WithJsonSchema({"type": ["integer", "string"]})]
 Number = Annotated[Any, WithJsonSchema({"type": "number"})]
 Whole = Annotated[Any, WithJsonSchema({"type": "integer"})]
-Isolation = Annotated[Text, WithJsonSchema({"enum": list(ISOLATIONS)})]
+_ISOLATION = f"(?:{'|'.join(ISOLATIONS)})"
+Isolation = Annotated[
+    Text, WithJsonSchema({"type": "string", "pattern": f"^{_ISOLATION}(?:, ?{_ISOLATION})*$"})
+]
+OneIsolation = Annotated[Text, WithJsonSchema({"enum": list(ISOLATIONS)})]
 Network = Annotated[Text, WithJsonSchema({"enum": list(NETWORKS)})]
 Workspace = Annotated[Text, WithJsonSchema({"enum": list(WORKSPACES)})]
 
@@ -53,7 +57,9 @@ class Create(Body):
     name: Text | None = None
     """One by which it can be found again, as long as it lives."""
     isolation: Isolation | None = None
-    """At least this much, or the request fails."""
+    """At least this much, or the request fails. Several, separated by commas, are tried in this order."""
+    backend: Text | None = None
+    """The backend to use; the request fails if it gives less isolation than was asked for."""
     profile: Text | None = None
     """Which system calls there are: `default`, `strict`, `debug` or `filters`."""
     network: Network | None = None
@@ -90,7 +96,7 @@ class Create(Body):
         return Policy(**wanted, allow=tuple(self.allow or ()), limits=Limits.parse(limits))
 
     def request(self, key: Key | None) -> CreateRequest:
-        rest = self._given("image", "name", "lifetime", "idle", "env")
+        rest = self._given("image", "name", "backend", "lifetime", "idle", "env")
         return CreateRequest(policy=self.policy(), **rest, key=key)
 
     def _given(self, *names: str) -> dict[str, Any]:

@@ -330,6 +330,8 @@ class QuotaDetails(TypedDict):
     cpus: float | None
     memory: int | None
     disk: int | None
+    isolation: str | None
+    """The least that new environments have."""
     used: Amounts
     """What its environments that have not ended may use together."""
     caused: Caused

@@ -10,13 +10,13 @@ from starlette.responses import Response
 
 from skerry.daemon.http import schemas
 from skerry.daemon.http.answers import reply
-from skerry.daemon.http.environments import Size
+from skerry.daemon.http.environments import OneIsolation, Size
 from skerry.daemon.http.operations import Call, Operation, Parameter
 from skerry.daemon.http.requests import Body, Seconds, Text, Texts
-from skerry.errors import NotFound, StoreUnavailable
+from skerry.errors import InvalidRequest, NotFound, StoreUnavailable
 from skerry.manager.caller import VERBS, Caller
 from skerry.manager.tenants.tokens import DEFAULT_VERBS
-from skerry.policy import parse_size, seconds
+from skerry.policy import ISOLATIONS, parse_size, seconds
 from skerry.store.quotas import Quota
 from skerry.store.tokens import Token
 
@@ -44,6 +44,8 @@ class NewQuota(Body):
     """Bytes, or a text like `16g`, of all environments together."""
     disk: Size | None = None
     """Bytes, or a text like `100g`: of all workspaces, as large as they may get, and of installed packages."""
+    isolation: OneIsolation | None = None
+    """The least that new environments have, whatever they ask for."""
 
 
 async def create_token(call: Call, body: NewToken) -> Response:
@@ -76,7 +78,16 @@ async def get_quota(call: Call, tenant: str) -> Response:
 async def set_quota(call: Call, tenant: str, body: NewQuota) -> Response:
     memory = None if body.memory is None else parse_size(body.memory, "memory")
     disk = None if body.disk is None else parse_size(body.disk, "disk")
-    quota = Quota(tenant=tenant, environments=body.environments, cpus=body.cpus, memory=memory, disk=disk)
+    if body.isolation is not None and body.isolation not in ISOLATIONS:
+        raise InvalidRequest(f"unknown isolation {body.isolation!r}", hint=f"known: {', '.join(ISOLATIONS)}")
+    quota = Quota(
+        tenant=tenant,
+        environments=body.environments,
+        cpus=body.cpus,
+        memory=memory,
+        disk=disk,
+        isolation=body.isolation,
+    )
     return reply(_quota(call, quota, await call.engine.quotas.set(call.caller, quota)))
 
 
@@ -87,7 +98,7 @@ def _check_sees(caller: Caller, tenant: str) -> None:
 
 def _quota(call: Call, quota: Quota, used: Quota) -> dict[str, Any]:
     found = asdict(used)
-    del found["tenant"]
+    del found["tenant"], found["isolation"]
     return {**asdict(quota), "used": found, "caused": call.engine.metrics.accounts.told(quota.tenant)}
 
 
@@ -111,6 +122,7 @@ QUOTA = {
     "cpus": 8.0,
     "memory": 17179869184,
     "disk": 107374182400,
+    "isolation": "gvisor",
     "used": {"environments": 2, "cpus": 2.0, "memory": 1073741824, "disk": 4294967296},
     "caused": {
         "requests": 5321,

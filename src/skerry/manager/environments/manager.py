@@ -42,6 +42,7 @@ from skerry.manager.caller import Caller
 from skerry.manager.clock import Clock
 from skerry.manager.environments.catalogue import Catalogue
 from skerry.manager.environments.environment import Environment
+from skerry.manager.environments.isolation import LeastIsolation
 from skerry.manager.environments.lease import Lease
 from skerry.manager.environments.lifecycle import Lifecycle
 from skerry.manager.environments.networks import Networks, describe
@@ -103,6 +104,7 @@ class EnvironmentManager:
             registry, images, records, self._catalogue, self._lifecycle, networks, self.pools, self._clock
         )
         self._denials = Denials(records)
+        self.isolation = LeastIsolation(records, self._clock)
         self._settling: set[asyncio.Task[None]] = set()
         """Creates whose callers were cancelled."""
 
@@ -152,7 +154,9 @@ class EnvironmentManager:
             raise stopping()
         began = time.monotonic()
         await self._networks.understand(request.policy)
-        backend, _ = await self._registry.pick(request.policy.isolation)
+        least = await self.isolation.of(caller.tenant)
+        request = request.with_isolation(least)
+        backend, _ = await self._registry.pick(request.policy.isolation, request.backend)
         await self._check_name(caller, request)
         environment = await self._reserve(caller, request, backend)
         act = Act(

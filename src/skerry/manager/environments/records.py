@@ -61,6 +61,10 @@ class Records(AuditLog, ExecutionRecords, Protocol):
         """Those that use more disk than their quota."""
         ...
 
+    async def least_isolation(self, tenant: str) -> str | None:
+        """Of its new environments; None if its quota does not say."""
+        ...
+
     async def live(self) -> list[EnvironmentRecord]: ...
 
     async def ended(self) -> list[EnvironmentRecord]:
@@ -170,7 +174,14 @@ class StoredRecords:
                 )
                 if first is not None:
                     return first
-            quotas.check(tx, record.tenant, cpus=record.cpus, memory=record.memory, disk=record.disk)
+            quotas.check(
+                tx,
+                record.tenant,
+                cpus=record.cpus,
+                memory=record.memory,
+                disk=record.disk,
+                isolation=record.isolation,
+            )
             environments.insert(tx, record)
             audit.append(tx, record.tenant, (intent,))
             return None
@@ -274,6 +285,9 @@ class StoredRecords:
         if not tenants:
             return []
         return await self._store.read(lambda tx: [each for each in tenants if quotas.crowded(tx, each)])
+
+    async def least_isolation(self, tenant: str) -> str | None:
+        return await self._store.read(lambda tx: quotas.get(tx, tenant).isolation)
 
     async def live(self) -> list[EnvironmentRecord]:
         return await self._store.read(lambda tx: environments.live(tx, self._host))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skerry.backends.base import Layer
@@ -12,7 +12,7 @@ from skerry.images.store import Image
 from skerry.languages import Language
 from skerry.manager.environments.environment import Key
 from skerry.manager.executions.commands import check_environment
-from skerry.policy import Policy, seconds
+from skerry.policy import Policy, at_least, seconds
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
@@ -24,6 +24,8 @@ class CreateRequest:
     policy: Policy
     image: str = "host"
     name: str = ""
+    backend: str = ""
+    """The only one that may serve it; empty: any that gives the isolation."""
     lifetime: float = 3600.0
     idle: float = 900.0
     env: dict[str, str] = field(default_factory=dict)
@@ -52,11 +54,19 @@ class CreateRequest:
         """True if an entry of a pool can serve it."""
         return self.program == (self.language is not None) and not self.layers
 
+    def with_isolation(self, least: str) -> CreateRequest:
+        """This request, or one that asks for more isolation."""
+        wanted = at_least(self.policy.isolation, least)
+        if wanted == self.policy.isolation:
+            return self
+        return replace(self, policy=replace(self.policy, isolation=wanted))
+
     def audited(self, image: Image) -> dict[str, Any]:
         """What the audit records of it."""
         return {
             "image": image.name,
             "name": self.name or None,
+            "backend": self.backend or None,
             "lifetime": self.lifetime,
             "idle": self.idle,
             "env": sorted(self.env) or None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 
 from skerry.manager.audit.acts import operator_entry
@@ -14,8 +15,10 @@ from skerry.store.quotas import Quota
 class Quotas:
     """The quotas in the store. Both methods may raise StoreUnavailable."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, changed: Callable[[str], None]) -> None:
+        """`changed` is told the tenant whose quota was set."""
         self._store = store
+        self._changed = changed
 
     async def get(self, tenant: str) -> tuple[Quota, Quota]:
         """What the tenant may use, and what it uses."""
@@ -30,4 +33,6 @@ class Quotas:
             audit.append(tx, *operator_entry(caller, "quota.set", asdict(quota)))
             return quotas.in_use(tx, quota.tenant)
 
-        return await self._store.write(work)
+        used = await self._store.write(work)
+        self._changed(quota.tenant)
+        return used
