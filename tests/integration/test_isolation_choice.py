@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 import skerry
+from skerry.backends.machine import Machine
+from skerry.backends.oci import OciBackend
 from tests import support
 from tests.integration.daemon import Daemon, started
 
@@ -86,3 +89,17 @@ def without_runsc(home: Path) -> Path:
         if found.name != "runsc":
             (place / found.name).symlink_to(found)
     return place
+
+
+def test_a_probe_prepares_nothing_for_a_backend_that_nobody_uses(home: Path) -> None:
+    support.require("runsc")
+
+    async def probe() -> int:
+        backend = OciBackend(Machine(str(home)))
+        try:
+            assert (await backend.capabilities()).available
+            return backend.prepared()
+        finally:
+            await backend.close()
+
+    assert asyncio.run(probe()) == 0

@@ -72,7 +72,8 @@ class Blanks:
         self._machine = machine
         self._steps = steps
         self._ready: dict[str, Blank] = {}
-        self._reserved: dict[str, Blank] = {}
+        self._reserved: dict[str, Blank | None] = {}
+        """By the ids that `reserve` gave; None if none was ready."""
         self._refilling: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -89,12 +90,19 @@ class Blanks:
                 self._reserved[id_] = blank
                 return id_
             blank.end()
-        return new_id()
+        id_ = new_id()
+        self._reserved[id_] = None
+        return id_
 
     async def take(self, id_: str) -> Blank:
-        """The reserved blank, or a new one. Raises LaunchFailed, LimitReached, DiskFull."""
+        """The reserved blank, or a new one. Raises LaunchFailed, LimitReached, DiskFull.
+
+        New ones are prepared only after a reserved one was taken: a probe prepares none for a backend that nobody
+        uses.
+        """
+        wanted = id_ in self._reserved
         blank = self._reserved.pop(id_, None) or await self._make(id_)
-        if self._refilling is None and not self._closed:
+        if wanted and self._refilling is None and not self._closed:
             self._refilling = asyncio.create_task(self._refill())
         return blank
 
@@ -109,7 +117,8 @@ class Blanks:
             self._refilling.cancel()
             await asyncio.wait((self._refilling,))
         for blank in (*self._ready.values(), *self._reserved.values()):
-            blank.end()
+            if blank is not None:
+                blank.end()
         self._machine.unused.difference_update(self._ready)
         self._ready.clear()
         self._reserved.clear()

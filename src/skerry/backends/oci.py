@@ -29,6 +29,7 @@ from skerry.host import bundle, mounts, plan, seccomp
 from skerry.host.cgroups import Cgroup
 from skerry.host.launcher import HELPER
 from skerry.host.network import Sockets, catch_all, network_of
+from skerry.ids import new_id
 from skerry.images.store import Image
 from skerry.models import Enforcement
 from skerry.policy import MIB, Limits, Policy
@@ -89,7 +90,7 @@ class OciBackend(LocalBackend):
         """Start the smallest environment there is. Raises SkerryError."""
         self._prepare()
         image = Image("", "", "rootfs", Path(self._guest), {}, 0, 0.0, "")
-        id_ = self.reserve()
+        id_ = new_id()
         try:
             await self.start(InstanceSpec(id_, image, Policy(workspace="memory")))
         finally:
