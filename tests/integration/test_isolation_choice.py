@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,19 @@ def test_an_operator_sets_the_least_isolation_of_a_tenant(daemon: Daemon) -> Non
     finally:
         daemon.call("PUT", "/quotas/default", {})
     assert created(daemon)["isolation"] == "namespace"
+
+
+def test_a_least_that_another_daemon_has_set_is_never_missed(daemon: Daemon) -> None:
+    assert created(daemon)["isolation"] == "namespace"
+    with sqlite3.connect(daemon.home / "state.db") as store:
+        store.execute("INSERT OR REPLACE INTO quotas (tenant, isolation) VALUES ('default', 'gvisor')")
+    store.close()
+    try:
+        problem = daemon.call("POST", "/environments", {}, expect=501)
+        assert "repeat the request" in problem["hint"]
+        assert created(daemon)["isolation"] == "gvisor"
+    finally:
+        daemon.call("PUT", "/quotas/default", {})
 
 
 def test_without_a_runtime_the_request_fails_and_says_what_to_install(

@@ -6,12 +6,12 @@ from skerry.manager.clock import Clock
 from skerry.manager.environments.records import Records
 from skerry.policy import ISOLATIONS
 
-KNOWN_FOR = 1.0
+KNOWN_FOR = 60.0
 """Seconds. The transaction that inserts a row checks it again, so a stale answer is refused, never obeyed."""
 
 
 class LeastIsolation:
-    """What the quota of a tenant asks for, read at most once a second."""
+    """What the quota of a tenant asks for, read at most once a minute."""
 
     def __init__(self, records: Records, clock: Clock) -> None:
         self._records = records
@@ -30,5 +30,5 @@ class LeastIsolation:
         return least
 
     def forget(self, tenant: str) -> None:
-        """The quota of the tenant has changed."""
+        """Read it again next time: it has changed, or an environment was refused because another daemon changed it."""
         self._known.pop(tenant, None)

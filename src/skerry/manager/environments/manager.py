@@ -29,6 +29,7 @@ from skerry.errors import (
     EnvironmentEnded,
     EnvironmentNotFound,
     GuestFailed,
+    IsolationUnavailable,
     LaunchFailed,
     QuotaExceeded,
     SkerryError,
@@ -237,6 +238,8 @@ class EnvironmentManager:
             log.warning("create failed", environment=environment.id, error=str(error))
             if isinstance(error, LaunchFailed):
                 self._registry.doubt(environment.backend)
+            if isinstance(error, IsolationUnavailable):
+                self.isolation.forget(caller.tenant)
             with contextlib.suppress(SkerryError):
                 await self._lifecycle.end(environment, NOT_STARTED, Outcome.INTERNAL)
             self._catalogue.forget(environment)
