@@ -55,6 +55,16 @@ def relayed(places: Iterable[tuple[str, int]], folder: Path) -> Iterator[Callabl
         yield there
 
 
+@contextmanager
+def through_a_socket(place: tuple[str, int], path: Path) -> Iterator[str]:
+    """A gRPC target for a place of this thread's network: gRPC connects in threads of the network of earlier tests."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(64)
+        threading.Thread(target=_relay, args=(listener, place), daemon=True).start()
+        yield f"unix:{path}"
+
+
 def _relay(listener: socket.socket, target: str | tuple[str, int]) -> None:
     while True:
         try:

@@ -119,7 +119,7 @@ def test_never_the_inside(user: support.Nobody | None) -> None:
 
 def prepared(daemon: Daemon) -> int:
     text = daemon.raw("GET", "/metrics")[2].decode()
-    (found,) = re.findall(r"^skerry_instances_prepared\S* (\d+)", text, re.MULTILINE)
+    (found,) = re.findall(r'^skerry_instances_prepared{backend="namespace"} (\d+)', text, re.MULTILINE)
     return int(found)
 
 

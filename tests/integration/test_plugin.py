@@ -32,6 +32,7 @@ from skerry.tools.plugin import PythonInterpreterTool
 from skerry.tools.results import FIELD_MAX
 from tests import support
 from tests.integration.daemon import Daemon, started
+from tests.integration.internet import through_a_socket
 from tests.integration.shelves import Shelves
 from tests.integration.shelves import World as Registries
 from tests.integration.test_installs import need
@@ -441,15 +442,16 @@ def test_a_daemon_that_is_gone(door: str, home: Path) -> None:
 @pytest.mark.requirement("R8", "R11")
 def test_packages_are_installed_before_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("pip", "python3-pip")
-    address = f"127.0.0.1:{support.free_port()}"
+    port = support.free_port()
 
     def body(there: Registries) -> None:
-        world = World(there.daemon, address)
-        for door in DOORS:
-            world.run(door, partial(install, world))
+        with through_a_socket(("127.0.0.1", port), tmp_path / "grpc.sock") as address:
+            world = World(there.daemon, address)
+            for door in DOORS:
+                world.run(door, partial(install, world))
         assert sum(path.endswith(".whl") for path in there.asked) == 1
 
-    Shelves(tmp_path, None, monkeypatch).run(body, "--grpc", address)
+    Shelves(tmp_path, None, monkeypatch).run(body, "--grpc", f"127.0.0.1:{port}")
 
 
 async def install(world: World, manager: SandboxManager) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
@@ -87,6 +88,7 @@ Mutate = Callable[..., Path]
 def mutate() -> Iterator[Mutate]:
     """The helper with a defence edited out of its source: `mutate(("guest.c", "what is there", "instead"), ...)`."""
     made: dict[tuple[Edit, ...], Path] = {}
+    numbers = itertools.count()
     toolchain = next(build_native.toolchains(), None)
     with tempfile.TemporaryDirectory(prefix="skerry-test-", dir="/tmp") as name:
         folder = Path(name)
@@ -97,7 +99,8 @@ def mutate() -> Iterator[Mutate]:
                 support.missing("no C compiler that links statically")
             assert toolchain is not None
             if edits not in made:
-                native, program = folder / str(len(made)), folder / f"helper-{len(made)}"
+                number = next(numbers)
+                native, program = folder / str(number), folder / f"helper-{number}"
                 edited(native, *edits)
                 done = toolchain.compile(sorted(native.glob("*.c")), program, "-O0", "-U_FORTIFY_SOURCE")
                 assert done.returncode == 0, done.stderr

@@ -181,7 +181,7 @@ def test_descriptors_of_programs(boxes: Boxes, mode: str, mutate: Mutate) -> Non
     listed = "python3 -B /tmp/escape.py descriptors"
     assert sorted(json.loads(box.shell(listed).text)) == ["0", "1", "2"]
     assert sorted(json.loads(box.shell(f"true; {listed} <<<x", name="other").text)) == ["0", "1", "2"]
-    listening = mutate(("launch.c", "fcntl(3, F_SETFD, FD_CLOEXEC)", "fcntl(3, F_SETFD, 0)"))
+    listening = mutate(("launch.c", "fcntl(LISTENER, F_SETFD, FD_CLOEXEC)", "fcntl(3, F_SETFD, 0)"))
     assert "3" in boxes(mode, helper=listening).probe("escape.descriptors")
     connected = mutate(("guest.c", "SOCK_CLOEXEC | SOCK_NONBLOCK", "SOCK_NONBLOCK"))
     assert any("socket" in to for to in boxes(mode, helper=connected).probe("escape.descriptors").values())
@@ -198,7 +198,7 @@ def test_descriptors_of_applets_and_supervisors(boxes: Boxes, mode: str, mutate:
     assert all(to.startswith(allowed) for to in applet.values()), applet
     careless = mutate(
         ("supervisor.c", "        close(sk_config.listen_fd);\n", ""),
-        ("supervisor.c", "        syscall(NR_CLOSE_RANGE, (unsigned)sk_roots.tmp_fd + 1, ~0u, 0);\n", ""),
+        ("supervisor.c", "        syscall(NR_CLOSE_RANGE, (unsigned)sk_roots.tmp_fd + 1, LAST_FD, 0);\n", ""),
     )
     leaked = _files_of_an_applet(boxes, mode, helper=careless)
     assert any(to.startswith("socket:") for files in leaked.values() for to in files.values())
@@ -221,7 +221,7 @@ def test_no_working_directory_leads_out(boxes: Boxes, mode: str, mutate: Mutate)
     leak = '    fcntl(open("/", O_DIRECTORY), F_DUPFD, 20);\n    if (!bare)\n        sk_check(mount(NULL, "/"'
     careless = mutate(
         ("launch.c", '    if (!bare)\n        sk_check(mount(NULL, "/"', leak),
-        ("launch.c", 'sk_check(syscall(NR_CLOSE_RANGE, 7u, ~0u, 0), "descriptors", "close_range");', ""),
+        ("launch.c", 'sk_check(syscall(NR_CLOSE_RANGE, 7u, LAST_FD, 0), "descriptors", "close_range");', ""),
     )
     # Even then Landlock refuses all that is not below the environment's own root.
     assert ("refused",) in _tops(boxes(mode, helper=careless), 40)

@@ -105,6 +105,21 @@ async def test_no_request_waits_for_the_probe_of_what_it_does_not_need() -> None
 
 
 @asynchronous
+async def test_the_weakest_is_probed_at_once_and_the_others_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    ns, gv = backend("ns", "namespace"), backend("gv", "gvisor")
+    found = Registry([gv, ns])
+    found.begin()
+    await until(lambda: found.known("namespace") is ns)
+    assert found.known("gvisor") is None
+    await found.close()
+    monkeypatch.setattr(registry, "PROBE_AFTER", 0.0)
+    found = Registry([gv, ns])
+    found.begin()
+    await until(lambda: found.known("gvisor") is gv)
+    await found.close()
+
+
+@asynchronous
 async def test_the_operators_choice_serves_everything_and_says_what_it_is() -> None:
     found, _ = await Registry([backend("fake", "none")], chosen=True).pick("microvm")
     assert (found.name, found.isolation) == ("fake", "none")

@@ -91,10 +91,12 @@ class OciBackend(LocalBackend):
         self._prepare()
         image = Image("", "", "rootfs", Path(self._guest), {}, 0, 0.0, "")
         id_ = new_id()
+        self._machine.unused.add(id_)  # the reaper finds no row of it
         try:
             await self.start(InstanceSpec(id_, image, Policy(workspace="memory")))
         finally:
             await self.stop(id_)
+            self._machine.unused.discard(id_)
 
     def blank_steps(self, uid_base: int | None, cgroup: Cgroup) -> bytes:
         assert uid_base is not None

@@ -16,6 +16,10 @@ PROBE_AGAIN = 5.0
 """Seconds, at least, between two probes of a backend that does not work, or whose starts fail."""
 
 
+PROBE_AFTER = 20.0
+"""Seconds from the start of a daemon to the probes of what no request without a wish needs: some take a second."""
+
+
 def strength(isolation: str) -> int:
     """Higher is stronger; what is not one of policy.ISOLATIONS is no isolation at all."""
     return ISOLATIONS.index(isolation) if isolation in ISOLATIONS else -1
@@ -31,16 +35,23 @@ class Registry:
         self._probed: dict[str, float] = {}
         self._probes: SingleFlight[str, Capabilities] = SingleFlight()
         self._background: set[asyncio.Task[None]] = set()
+        self._later: list[asyncio.TimerHandle] = []
 
     def find(self, name: str) -> Backend | None:
         return next((backend for backend in self.backends if backend.name == name), None)
 
     def begin(self) -> None:
-        """Probe all in the background, so that no request has to wait for it."""
-        for backend in self.backends:
-            self.doubt(backend)
+        """Probe all in the background, so that no later request has to wait for it: the weakest at once."""
+        loop = asyncio.get_running_loop()
+        for number, backend in enumerate(self.backends):
+            if number == 0:
+                self.doubt(backend)
+            else:
+                self._later.append(loop.call_later(PROBE_AFTER, self._unless_known, backend))
 
     async def close(self) -> None:
+        for handle in self._later:
+            handle.cancel()
         await self._probes.close()
         if self._background:
             await asyncio.wait(self._background)
@@ -80,6 +91,10 @@ class Registry:
             task = asyncio.create_task(self._probe_quietly(backend))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
+
+    def _unless_known(self, backend: Backend) -> None:
+        if backend.name not in self._known:
+            self.doubt(backend)
 
     def _enough(self, isolation: str) -> list[Backend]:
         """In order of preference."""
