@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any, cast
 
@@ -13,7 +14,9 @@ from starlette.websockets import WebSocket
 
 from skerry.daemon.http1.feed import PIECE_MAX, PIECE_MIN, Feed
 from skerry.daemon.http1.protocol import Activity, Admission, HttpProtocol, Timeouts
+from skerry.daemon.http1.websocket import WebSocketProtocol
 from skerry.daemon.peers import Peer, take_share
+from skerry.errors import DaemonUnavailable
 from skerry.fairness import SLICE, budget, lines
 from tests.unit.stubs import asynchronous
 
@@ -469,6 +472,21 @@ async def test_websocket_may_be_denied_with_a_response() -> None:
     denied, closed = await answers_to(b"GET / HTTP/1.1\r\nhost: a\r\n" + UPGRADE + b"\r\n", denies)
     assert denied == b"HTTP/1.1 404 Not Found\r\nconnection: close\r\nx: y\r\ncontent-length: 2\r\n\r\n{}"
     assert closed == b"closed"
+
+
+@asynchronous
+async def test_handshake_that_meets_the_end_of_the_daemon_can_be_tried_again() -> None:
+    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["type"] == "websocket.connect"
+        assert (await receive())["type"] == "websocket.disconnect"
+
+    pipe = Pipe()
+    connection = connected(pipe, waits)
+    connection.data_received(b"GET / HTTP/1.1\r\nhost: a\r\n" + UPGRADE + b"\r\n")
+    cast(WebSocketProtocol, pipe.protocol).shutdown()
+    assert pipe.written.startswith(b"HTTP/1.1 503 ")
+    assert json.loads(pipe.written.partition(b"\r\n\r\n")[2])["code"] == DaemonUnavailable.code
+    await asyncio.wait(connection._activity.tasks)
 
 
 @asynchronous

@@ -18,9 +18,11 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 
+from skerry.daemon.http.answers import problem
 from skerry.daemon.http.attach import LOST
 from skerry.daemon.http1.feed import Feed
 from skerry.daemon.peers import LINE
+from skerry.errors import DaemonUnavailable
 
 if TYPE_CHECKING:
     from skerry.daemon.http1.protocol import Activity
@@ -129,7 +131,8 @@ class WebSocketProtocol(asyncio.Protocol):
                 self._frames.fail(CloseCode.SERVICE_RESTART)
                 self._flush()
             else:
-                self._deny(503)
+                answer = problem(DaemonUnavailable("the daemon is stopping", hint="try again in a moment"))
+                self._deny(answer.status_code, answer.raw_headers, bytes(answer.body))
         self.transport.close()
 
     # ---- what comes in ----
