@@ -106,7 +106,7 @@ _ENV = _row("env", "variables", "set a variable", option=("-e", "--env"), takes=
 _ISOLATION = _row(
     "isolation",
     "text",
-    "minimum isolation: namespace, gvisor or microvm; or a list in order of preference",
+    "minimum isolation: namespace, gvisor or microvm; or several, best first",
     default="namespace",
     choices=("namespace", "gvisor", "microvm"),
     where=_AND_POOLS,
