@@ -95,15 +95,30 @@ static int read_file(int root, const char *rel, const struct sk_request *r)
     return result;
 }
 
+/* Room for `size` bytes of a file that has `old`. Where the size cannot be kept meanwhile (gVisor), it grows. */
+static int reserve(int fd, off_t size, off_t old)
+{
+    if (fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, size) == 0)
+        return 0;
+    if (errno == EOPNOTSUPP && fallocate(fd, 0, 0, size) == 0)
+        return 0;
+    int error = errno;
+    if (error == EOPNOTSUPP || error == EINTR)
+        return 0;
+    return ftruncate(fd, old) < 0 ? -errno : -error;
+}
+
 /* Replaces the content by that of one frame. Where there is no room for it, the old content stays. */
 static int overwrite(int fd, const struct sk_request *r)
 {
     struct stat st;
     if (fstat(fd, &st) < 0)
         return -errno;
-    if (st.st_size > 0 && r->data_len > (uint64_t)st.st_blocks * 512 &&
-        fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)r->data_len) < 0 && errno != EOPNOTSUPP && errno != EINTR)
-        return -errno;
+    if (st.st_size > 0 && r->data_len > (uint64_t)st.st_blocks * 512) {
+        int reserved = reserve(fd, (off_t)r->data_len, st.st_size);
+        if (reserved < 0)
+            return reserved;
+    }
     int result = sk_handle_write_at(fd, r);
     if (result == 0 && st.st_size > (off_t)r->data_len && ftruncate(fd, (off_t)r->data_len) < 0)
         result = -errno;

@@ -4,6 +4,7 @@
  * is read as it was. New content of many frames is collected in a file without a name (O_TMPFILE), which gets the name
  * with its last frame: until then the old file is there, and content that is given up leaves nothing. Where the
  * directory or the old file does not allow that, and for content that begins at an offset, the file itself is written.
+ * A file system without such files (gVisor's) has one with a name of its own instead.
  *
  * A handle is closed at the end, when the host gives it up, and when the connection is lost. */
 #define _GNU_SOURCE
@@ -18,12 +19,14 @@
 #include "files.h"
 
 #define HANDLES_MAX 256
+#define BESIDE_MAX 40
 
 static struct handle {
     uint32_t number; /* 0: free */
     int fd;
     int dir;    /* where new content gets its name; -1: it has one */
     char *name; /* NULL without `dir` */
+    char beside[BESIDE_MAX]; /* what it is called in `dir` until then; empty: nothing */
 } handles[HANDLES_MAX];
 
 static struct handle *find(uint32_t number)
@@ -37,6 +40,8 @@ static struct handle *find(uint32_t number)
 static void drop(struct handle *h)
 {
     close(h->fd);
+    if (*h->beside != 0)
+        unlinkat(h->dir, h->beside, 0);
     if (h->dir >= 0)
         close(h->dir);
     free(h->name);
@@ -64,11 +69,11 @@ void sk_file_disconnected(void)
 }
 
 /* Takes the descriptors and the name, and lets go of them if it fails. */
-static int keep(uint32_t number, int fd, int dir, const char *name)
+static int keep(struct handle kept, const char *name)
 {
-    struct handle *h = find(number) == NULL ? find(0) : NULL, kept = { .number = number, .fd = fd, .dir = dir };
+    struct handle *h = find(kept.number) == NULL ? find(0) : NULL;
     int error = EMFILE;
-    if (h != NULL && dir >= 0 && (kept.name = strdup(name)) == NULL) {
+    if (h != NULL && kept.dir >= 0 && (kept.name = strdup(name)) == NULL) {
         h = NULL;
         error = ENOMEM;
     }
@@ -82,7 +87,7 @@ static int keep(uint32_t number, int fd, int dir, const char *name)
 
 int sk_handle_keep(uint32_t number, int fd)
 {
-    return keep(number, fd, -1, NULL);
+    return keep((struct handle){ .number = number, .fd = fd, .dir = -1 }, NULL);
 }
 
 int sk_handle_write_at(int fd, const struct sk_request *r)
@@ -126,39 +131,52 @@ static int directory_of(int root, const char *rel, int old, char name[NAME_MAX +
     return -1;
 }
 
-/* A file without a name that can take the place of `old`, if there is one; negative if none can: `old` has other names,
+static void name_beside(char beside[BESIDE_MAX], uint32_t number)
+{
+    snprintf(beside, BESIDE_MAX, ".skerry-%08x-%llx", number, (unsigned long long)sk_now_ms());
+}
+
+/* Opens a file in `h->dir` that can take the place of `old`, if there is one; false if none can: `old` has other names,
  * belongs to somebody else, or its directory is not ours to write to. */
-static int open_nameless(int dir, int old)
+static bool open_spare(struct handle *h, int old)
 {
     struct stat st, made;
     if (old >= 0 && (fstat(old, &st) < 0 || st.st_nlink != 1))
-        return -1;
-    int fd = openat(dir, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0644);
-    if (fd < 0 || old < 0)
-        return fd;
-    if (fstat(fd, &made) == 0 && made.st_uid == st.st_uid &&
-        (made.st_gid == st.st_gid || fchown(fd, (uid_t)-1, st.st_gid) == 0) && fchmod(fd, st.st_mode & 07777) == 0)
-        return fd;
-    close(fd);
-    return -1;
+        return false;
+    h->fd = openat(h->dir, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0644);
+    if (h->fd < 0 && (errno == EISDIR || errno == EOPNOTSUPP)) {
+        name_beside(h->beside, h->number);
+        h->fd = openat(h->dir, h->beside, O_CREAT | O_EXCL | O_NOFOLLOW | O_WRONLY | O_CLOEXEC, 0644);
+    }
+    if (h->fd < 0 || old < 0)
+        return h->fd >= 0;
+    if (fstat(h->fd, &made) == 0 && made.st_uid == st.st_uid &&
+        (made.st_gid == st.st_gid || fchown(h->fd, (uid_t)-1, st.st_gid) == 0) &&
+        fchmod(h->fd, st.st_mode & 07777) == 0)
+        return true;
+    close(h->fd);
+    if (*h->beside != 0)
+        unlinkat(h->dir, h->beside, 0);
+    return false;
 }
 
-/* Opens what new content goes to: a file without a name, with `*dir` and `name` for later, or the file itself. */
-static int open_new(int root, const char *rel, int *dir, char name[NAME_MAX + 1])
+/* Opens what new content goes to: a spare file, with its directory and `name` for later, or the file itself. Returns
+ * its descriptor. */
+static int open_new(int root, const char *rel, struct handle *h, char name[NAME_MAX + 1])
 {
     int old = sk_open_regular(root, rel, O_WRONLY, 0);
     if (old < 0 && old != -ENOENT)
         return old;
-    *dir = directory_of(root, rel, old, name);
-    int fd = *dir >= 0 ? open_nameless(*dir, old) : -1;
-    if (fd >= 0) {
+    h->dir = directory_of(root, rel, old, name);
+    if (h->dir >= 0 && open_spare(h, old)) {
         if (old >= 0)
             close(old);
-        return fd;
+        return h->fd;
     }
-    if (*dir >= 0)
-        close(*dir);
-    *dir = -1;
+    if (h->dir >= 0)
+        close(h->dir);
+    h->dir = -1;
+    *h->beside = 0;
     if (old < 0)
         return sk_open_regular(root, rel, O_WRONLY | O_CREAT | O_TRUNC, 0644);
     if (ftruncate(old, 0) == 0)
@@ -171,33 +189,36 @@ static int open_new(int root, const char *rel, int *dir, char name[NAME_MAX + 1]
 static int begin(int root, const char *rel, const struct sk_request *r)
 {
     char name[NAME_MAX + 1];
-    int dir = -1;
+    struct handle h = { .number = r->handle, .dir = -1 };
     if (find(0) == NULL || find(r->handle) != NULL) /* before a file is emptied that could not be written */
         return -EMFILE;
-    int fd = r->flags & SK_FLAG_KEEP ? sk_open_in_place(root, rel) : open_new(root, rel, &dir, name);
-    return fd < 0 ? fd : keep(r->handle, fd, dir, name);
+    h.fd = r->flags & SK_FLAG_KEEP ? sk_open_in_place(root, rel) : open_new(root, rel, &h, name);
+    return h.fd < 0 ? h.fd : keep(h, name);
 }
 
 /* Gives new content its name. Whatever has that name goes, at the same moment. */
-static int commit(const struct handle *h)
+static int commit(struct handle *h)
 {
-    char link[32], beside[64];
+    char link[32];
     if (h->dir < 0)
         return 0;
-    snprintf(link, sizeof link, "/proc/self/fd/%d", h->fd);
-    if (linkat(AT_FDCWD, link, h->dir, h->name, AT_SYMLINK_FOLLOW) == 0)
-        return 0;
-    if (errno != EEXIST)
+    if (*h->beside == 0) {
+        snprintf(link, sizeof link, "/proc/self/fd/%d", h->fd);
+        if (linkat(AT_FDCWD, link, h->dir, h->name, AT_SYMLINK_FOLLOW) == 0)
+            return 0;
+        if (errno != EEXIST)
+            return -errno;
+        /* A link cannot replace a name, and a rename needs one. */
+        char beside[BESIDE_MAX];
+        name_beside(beside, h->number);
+        if (linkat(AT_FDCWD, link, h->dir, beside, AT_SYMLINK_FOLLOW) < 0)
+            return -errno;
+        strcpy(h->beside, beside);
+    }
+    if (renameat(h->dir, h->beside, h->dir, h->name) < 0)
         return -errno;
-    /* A link cannot replace a name, and a rename needs one. */
-    snprintf(beside, sizeof beside, ".skerry-%08x-%llx", h->number, (unsigned long long)sk_now_ms());
-    if (linkat(AT_FDCWD, link, h->dir, beside, AT_SYMLINK_FOLLOW) < 0)
-        return -errno;
-    if (renameat(h->dir, beside, h->dir, h->name) == 0)
-        return 0;
-    int error = errno;
-    unlinkat(h->dir, beside, 0);
-    return -error;
+    *h->beside = 0;
+    return 0;
 }
 
 int sk_handle_write(int root, const char *rel, const struct sk_request *r)

@@ -28,11 +28,15 @@ static void signal_tree(int signo)
         kill(tree.pids[i], signo);
 }
 
-/* Reads the tree until all that is in it is stopped: then nothing of it forks meanwhile. */
+/* Reads the tree until all that is in it is stopped: then nothing of it forks meanwhile.
+ *
+ * gVisor sends SIGHUP to an orphaned process group whenever a process of it ends while another is stopped, and so to
+ * the shell of a command that is killed. There a kill takes parents before their children, so that none of them sees a
+ * child die and goes on, and reads the tree again. */
 static void stop_tree(struct sk_process *p)
 {
     read_tree(p);
-    for (size_t before = 0; tree.count > before;) {
+    for (size_t before = 0; tree.count > before && !sk_config.gvisor;) {
         before = tree.count;
         signal_tree(SIGSTOP);
         read_tree(p);

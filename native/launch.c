@@ -32,6 +32,7 @@
  *   hostname NAME, loopback, rlimit NUMBER VALUE
  *   bound                        nothing that is executed from now on can have a capability
  *   drop UID GID CAPABILITIES    the mask of those to keep
+ *   real_user UID                the real and saved user, after `drop`
  *   allow PATH ro|rw             a Landlock rule
  *   confine SLOT                 no_new_privs, Landlock with these rules, the seccomp program
  *   guest KEY=VALUE...           the end: become the guest
@@ -107,6 +108,8 @@ static void configure_guest(const struct sk_cursor *c)
             sk_config.gid = (gid_t)sk_number("guest", value);
         else if (strcmp(key, "switch") == 0)
             sk_config.switch_users = *value == '1';
+        else if (strcmp(key, "gvisor") == 0)
+            sk_config.gvisor = *value == '1';
         else if (strcmp(key, "fds") == 0)
             sk_config.fds = guest_limit(value);
         else if (strcmp(key, "processes") == 0)

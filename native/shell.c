@@ -22,6 +22,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/fsuid.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
@@ -390,6 +391,20 @@ static int open_streams(uint32_t number, const struct sk_start *start, int ours[
     return 0;
 }
 
+/* gVisor has no ids for files alone. Between two users a process loses the capabilities that are in force, and gets
+ * them back from those that it may have. */
+static void act_in_gvisor_as(uid_t uid, gid_t gid)
+{
+    struct capability_header header = { .version = CAPABILITY_VERSION };
+    struct capability_data sets[2];
+    prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0);
+    if (setresuid((uid_t)-1, uid, (uid_t)-1) < 0 || syscall(SYS_capget, &header, sets) < 0)
+        return;
+    sets[0].effective = sets[0].permitted;
+    if (syscall(SYS_capset, &header, sets) < 0 || setresgid((gid_t)-1, gid, (gid_t)-1) < 0)
+        return; /* the files are then nobody's who could use them */
+}
+
 /* The files of a shell belong to its user, and to nobody else. */
 static void act_as(uid_t uid, gid_t gid)
 {
@@ -397,6 +412,10 @@ static void act_as(uid_t uid, gid_t gid)
         return;
     if (uid != sk_config.uid)
         chmod(sk_config.run, 01777); /* a place for others as well */
+    if (sk_config.gvisor) {
+        act_in_gvisor_as(uid, gid);
+        return;
+    }
     setfsgid(gid);
     setfsuid(uid);
 }

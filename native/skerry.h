@@ -113,6 +113,7 @@ struct sk_guest_config {
     uid_t uid;
     gid_t gid;
     bool switch_users; /* the user namespace maps more than one user */
+    bool gvisor;       /* the kernel inside is gVisor's */
     rlim_t fds;        /* limits of every workload process; RLIM_INFINITY leaves them alone */
     rlim_t processes;
     rlim_t data;
@@ -211,7 +212,8 @@ struct sk_tree {
     pid_t pids[SK_TREE_MAX];
 };
 
-/* All live descendants of `root` (itself not included), less `spare`, and less `survivors` with their descendants. */
+/* All live descendants of `root` (itself not included), less `spare`, and less `survivors` with their descendants.
+ * Parents come before their children. */
 void sk_tree_read(struct sk_tree *tree, pid_t root, pid_t spare, const struct sk_tree *survivors);
 void sk_tree_hold(bool hold); /* one look at all processes now, which holds for every reading until it is let go */
 pid_t sk_parent_of(pid_t pid); /* 0 if it is gone or dead */

@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -290,4 +291,8 @@ void sk_process_resize(uint32_t id, uint16_t rows, uint16_t cols)
     struct winsize size = { .ws_row = rows, .ws_col = cols };
     if (p != NULL && p->flags & SK_FLAG_PTY && p->out[0].source.fd >= 0)
         ioctl(p->out[0].source.fd, TIOCSWINSZ, &size);
+    if (p != NULL && p->flags & SK_FLAG_PTY && sk_config.gvisor && p->pid > 0) { /* it signals nobody */
+        pid_t foreground = tcgetpgrp(p->out[0].source.fd);
+        kill(-(foreground > 0 ? foreground : p->pid), SIGWINCH);
+    }
 }

@@ -103,7 +103,7 @@ void sk_tree_read(struct sk_tree *tree, pid_t root, pid_t spare, const struct sk
         entries[i].spared = listed(survivors, entries[i].pid);
         tree->dying |= entries[i].dead && entries[i].parent == root;
     }
-    /* Parents may have higher numbers than their children, hence until nothing changes. */
+    /* Parents may have higher numbers than their children, hence until nothing changes. They come first. */
     for (bool changed = true; changed;) {
         changed = false;
         for (size_t i = 0; i < count; i++) {
@@ -114,11 +114,10 @@ void sk_tree_read(struct sk_tree *tree, pid_t root, pid_t spare, const struct sk
                 inside = entries[j].inside && entries[j].pid == entries[i].parent;
             changed |= inside;
             entries[i].inside = inside;
+            if (inside && entries[i].pid != spare)
+                tree->pids[tree->count++] = entries[i].pid;
         }
     }
-    for (size_t i = 0; i < count; i++)
-        if (entries[i].inside && entries[i].pid != spare)
-            tree->pids[tree->count++] = entries[i].pid;
 }
 
 bool sk_tree_outruns(struct sk_chase *chase, const struct sk_tree *tree)

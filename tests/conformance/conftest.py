@@ -65,8 +65,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if (kind := _kind(item)) is not None:
         for marker in item.iter_markers("needs"):
-            if marker.args[0] not in kind.gives:
-                pytest.skip(f"{kind.name} does not give {GIVES[marker.args[0]]}")
+            for need in marker.args:
+                if need not in kind.gives:
+                    pytest.skip(f"{kind.name} does not give {GIVES[need]}")
 
 
 def _kind(item: pytest.Item) -> Kind | None:

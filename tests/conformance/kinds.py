@@ -19,6 +19,9 @@ GIVES = {
     "pids": "a limit of processes that holds",
     "counters": "the kernel's counters of what it uses",
     "users": "more than one user inside",
+    "visible": "processes that the host sees, and can count",
+    "terminals": "a /dev/tty, and a raw terminal without signals",
+    "nameless": "files without a name (O_TMPFILE)",
 }
 """What a behaviour may need beyond the contract; a test names it by `@needs("...")`."""
 
@@ -32,15 +35,17 @@ class Kind:
 
 
 _AS_ROOT = os.geteuid() == 0
+_LINUX = frozenset({"visible", "terminals", "nameless"})
+"""Of the host's own kernel."""
 
 KINDS = (
-    Kind("fake", FakeBackend, frozenset() if _AS_ROOT else frozenset({"plain_user"})),
+    Kind("fake", FakeBackend, _LINUX | (set() if _AS_ROOT else {"plain_user"})),
     Kind(
         "namespace",
         lambda home: NamespaceBackend(Machine(home)),
-        frozenset(
-            {"isolated", "own_root", "plain_user", "pids"} | ({"counters", "users"} if _AS_ROOT else set())
-        ),
+        _LINUX
+        | {"isolated", "own_root", "plain_user", "pids"}
+        | ({"counters", "users"} if _AS_ROOT else set()),
     ),
     Kind(
         "oci",

@@ -68,11 +68,12 @@ async def test_content_of_any_size_replaces_the_old_one(box: Box, size: int) -> 
     assert await box.content("sizes") == NEW[:size]
 
 
-async def test_canceled_write_leaves_the_old_content_and_nothing_else(box: Box) -> None:
+async def test_canceled_write_leaves_the_old_content_and_nothing_else(box: Box, site: Site) -> None:
     await files.write(box.channel, "canceled/file", pieces(OLD))
     for path in ("canceled/file", "canceled/fresh"):
         task = await half(box.channel, path)
-        assert await entries(box, "canceled") == b"file\n"
+        if "nameless" in site.kind.gives:
+            assert await entries(box, "canceled") == b"file\n"
         assert await box.content("canceled/file") == OLD
         task.cancel()
         await asyncio.wait([task])

@@ -9,7 +9,7 @@ import pytest
 
 from skerry.guest.frames import WINDOW
 from skerry.guest.process import GuestProcess
-from tests.conformance.harness import Box, eventually, expect, finish
+from tests.conformance.harness import Box, eventually, expect, finish, needs
 
 SIZE = (24, 80)
 
@@ -25,6 +25,7 @@ async def test_the_three_streams_are_one_terminal(box: Box) -> None:
     assert (result.stdout, result.stderr) == (b"yes\r\nerr\r\n", b"")
 
 
+@needs("terminals")
 async def test_it_is_the_controlling_terminal(box: Box) -> None:
     result = await finish(await on_terminal(box, "echo to the terminal >/dev/tty"))
     assert result.stdout == b"to the terminal\r\n"
@@ -132,6 +133,7 @@ async def test_a_program_that_is_not_there_ends_with_127(box: Box) -> None:
     assert (await box.run("no-such-program", pty=SIZE)).code == 127
 
 
+@needs("terminals")
 async def test_bytes_pass_as_they_are_on_a_raw_terminal(box: Box) -> None:
     data = bytes(range(256)) * 64
     process = await on_terminal(box, f"stty raw -echo; echo up; head -c {len(data)}")

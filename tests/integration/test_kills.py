@@ -107,7 +107,7 @@ def verify(daemon: Daemon, clients: list[Client], seed: int) -> None:
     found: dict[str, Any] = {each["environment_id"]: each for each in listed}
     for client in clients:
         for environment, promise in list(client.promises.items()):
-            if promise.deleted and environment not in found:
+            if promise.deleted and found.get(environment, {"state": "gone"})["state"] in ("gone", "deleting"):
                 del client.promises[environment]
                 continue
             assert environment in found, f"seed {seed}: {environment} is lost: {promise}"

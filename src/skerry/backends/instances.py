@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -114,18 +115,7 @@ class InstanceDirectory:
 
     def connect(self, *, descriptors: bool = False) -> socket.socket:
         """A stream to the guest. `descriptors` lets the guest send descriptors. Raises GuestFailed."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        if not descriptors:
-            # One that nobody takes is closed by whoever reads past it, and a socket can make its end take long.
-            with contextlib.suppress(OSError):  # Linux before 6.16 cannot refuse them
-                sock.setsockopt(socket.SOL_SOCKET, PASS_RIGHTS, 0)
-        try:
-            sock.setblocking(False)
-            sock.connect(self.socket_path)
-        except OSError as error:
-            sock.close()
-            raise GuestFailed(f"the guest cannot be reached: {error.strerror}") from error
-        return sock
+        return _connect(self.socket_path, descriptors=descriptors)
 
     def save(self, record: Record) -> None:
         # A symlink appears whole or not at all, and takes no block of the disk.
@@ -221,6 +211,37 @@ class Running:
                 await self.handle.wait()
         except TimeoutError as error:
             raise PlatformError(f"process {self.handle.pid} does not die") from error
+
+
+def connect_within(process: Handle, path: str) -> socket.socket:
+    """A stream to what listens at `path` below the root of a process. Raises GuestFailed."""
+    try:
+        # Root inside can put anything there: a link would be followed outside.
+        place = os.open(f"/proc/{process.pid}/root/{path}", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise GuestFailed(f"the guest cannot be reached: {error.strerror}") from error
+    try:
+        if process.ended() or not stat.S_ISSOCK(os.fstat(place).st_mode):
+            raise GuestFailed("the guest cannot be reached: its socket is gone")
+        return _connect(f"/proc/self/fd/{place}")
+    finally:
+        os.close(place)
+
+
+def _connect(path: str, *, descriptors: bool = False) -> socket.socket:
+    """See InstanceDirectory.connect. Raises GuestFailed."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if not descriptors:
+        # One that nobody takes is closed by whoever reads past it, and a socket can make its end take long.
+        with contextlib.suppress(OSError):  # Linux before 6.16 cannot refuse them
+            sock.setsockopt(socket.SOL_SOCKET, PASS_RIGHTS, 0)
+    try:
+        sock.setblocking(False)
+        sock.connect(path)
+    except OSError as error:
+        sock.close()
+        raise GuestFailed(f"the guest cannot be reached: {error.strerror}") from error
+    return sock
 
 
 def helpers_in(directory: str) -> list[int]:

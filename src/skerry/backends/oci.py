@@ -12,7 +12,6 @@ import fcntl
 import os
 import shutil
 import socket
-import stat
 from asyncio.subprocess import DEVNULL, PIPE
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,7 +20,7 @@ from pathlib import Path
 from skerry.backends.base import Capabilities, InstanceSpec
 from skerry.backends.blanks import Blank
 from skerry.backends.enforcement import workspace_limits
-from skerry.backends.instances import not_made
+from skerry.backends.instances import InstanceDirectory, Running, connect_within, not_made
 from skerry.backends.local import Descriptors, Facts, LocalBackend, Ready
 from skerry.backends.machine import Machine
 from skerry.errors import GuestFailed, IsolationUnavailable, LaunchFailed, SkerryError
@@ -166,25 +165,13 @@ class OciBackend(LocalBackend):
         )
 
     async def connect(self, environment_id: str) -> socket.socket:
-        pid = self.get(environment_id).running.handle.pid
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        record = InstanceDirectory(self._instances, environment_id).load()
+        if record is None or (running := Running.from_record(record)) is None:
+            raise GuestFailed("the guest cannot be reached: its processes are gone")
         try:
-            sock.setblocking(False)
-            # Root of the environment can put anything there: a link would be followed outside.
-            place = os.open(f"/proc/{pid}/root/{bundle.SOCKET}", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                if not stat.S_ISSOCK(os.fstat(place).st_mode):
-                    raise GuestFailed("the guest cannot be reached: its socket is gone")
-                sock.connect(f"/proc/self/fd/{place}")
-            finally:
-                os.close(place)
-        except OSError as error:
-            sock.close()
-            raise GuestFailed(f"the guest cannot be reached: {error.strerror}") from error
-        except GuestFailed:
-            sock.close()
-            raise
-        return sock
+            return connect_within(running.handle, bundle.SOCKET)
+        finally:
+            running.handle.close()
 
     async def open_network(self, environment_id: str) -> Sockets:
         live, policy = self.get(environment_id), self._facts[environment_id].policy

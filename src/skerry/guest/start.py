@@ -11,6 +11,7 @@ from skerry.guest.frames import WINDOW, Flag, Tag
 from skerry.guest.shells import with_context
 
 START_MAX = frames.PAYLOAD_MAX
+USERS = 65536
 
 
 @dataclass(slots=True)
@@ -57,6 +58,8 @@ class Start:
         flags |= Flag.REPLIES * self.replies
         pieces.append(frames.field(Tag.FLAGS, struct.pack("<I", flags)))
         if self.uid is not None:
+            if not 0 <= self.uid < USERS:
+                raise InvalidRequest(f"there is no user {self.uid} inside", hint=f"ids are 0 to {USERS - 1}")
             pieces.append(frames.field(Tag.USER, struct.pack("<II", self.uid, self.uid)))
         pieces.append(frames.field(Tag.CREDIT, struct.pack("<I", WINDOW)))
         if self.pty is not None:

@@ -45,6 +45,8 @@ _FIRST = 2
 """The slots before those of the workspace and the layers: the log and the answers."""
 _CAPABILITIES = ("CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN")
 """What init has until it becomes the guest."""
+_GUEST_UID = 65533
+"""Of nobody else inside: process 1 of gVisor is not immune to signals."""
 _CGROUPS = "/sys/fs/cgroup"
 _TMP_INODES = 4096
 
@@ -162,6 +164,7 @@ class Bundle:
             ("processes", _CGROUPS, str(self.limits.pids)),
             ("bounding",),
             ("drop", str(plan.UID), str(plan.GID), str(plan.CAPABILITIES_KEPT)),
+            ("real_user", str(_GUEST_UID)),
             ("confine", "0"),
             self._guest(),
         ]
@@ -178,6 +181,7 @@ class Bundle:
             f"uid={plan.UID}",
             f"gid={plan.GID}",
             "switch=1",
+            "gvisor=1",
             f"fds={limits.fds}",
             "processes=-",
             f"data={limits.memory}",

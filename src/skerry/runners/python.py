@@ -356,12 +356,24 @@ def _limit_memory(size: int | None) -> Callable[[], None]:
     """Until what is returned is called, this process has no more than so many bytes."""
     if size is None:
         return lambda: None
+    import mmap
     import resource
 
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    most = size if before[1] == resource.RLIM_INFINITY else min(size, before[1])
-    resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
-    return lambda: resource.setrlimit(resource.RLIMIT_DATA, before)
+    def limit(kind: int, most: int) -> Callable[[], None]:
+        before = resource.getrlimit(kind)
+        most = most if before[1] == resource.RLIM_INFINITY else min(most, before[1])
+        resource.setrlimit(kind, (most, before[1]))
+        return lambda: resource.setrlimit(kind, before)
+
+    undo = limit(resource.RLIMIT_DATA, size)
+    try:
+        mmap.mmap(-1, size + mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except (OSError, ValueError, OverflowError):
+        return undo
+    undo()  # gVisor counts only what brk(2) gives: there the address space is limited instead
+    with open("/proc/self/statm", "rb") as file:
+        pages, resident = map(int, file.read().split()[:2])
+    return limit(resource.RLIMIT_AS, max(pages, pages - resident + size // mmap.PAGESIZE) * mmap.PAGESIZE)
 
 
 def _error(name: str, value: str = "", trace: str = "") -> dict[str, str]:
