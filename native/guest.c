@@ -27,6 +27,7 @@
 #define PACE_NS (5 * 1000 * 1000)
 
 struct sk_guest_config sk_config;
+int sk_filters_fd = -1;
 struct sk_roots sk_roots;
 
 static int epoll_fd;
@@ -386,6 +387,8 @@ int sk_guest_main(void)
     sk_watch(&children, EPOLLIN);
     sk_watch(&ticker, EPOLLIN);
     sk_watch(&pacer, EPOLLIN);
+    if (sk_filters_fd >= 0)
+        sk_profile_serve(sk_filters_fd);
     alone_since = sk_now_ms();
     while (running) {
         struct epoll_event event; /* one at a time: handling one may free the owner of another */

@@ -43,6 +43,7 @@ struct mount_attributes {
 
 /* openat2 */
 #define RESOLVE_MAGICLINKS_NOT 0x02u
+#define RESOLVE_SYMLINKS_NOT 0x04u
 #define RESOLVE_AS_ROOT 0x10u
 
 struct open_request {
@@ -74,6 +75,12 @@ struct capability_data {
 
 /* seccomp */
 #define SECCOMP_INSTALL 1u
+#define SECCOMP_WITH_LISTENER 8u
+#define SECCOMP_CODE_RETURN 0x06
+#define SECCOMP_ASK 0x7fc00000u /* the answer is the listener's */
+#define SECCOMP_RECEIVE 0xc0502100u
+#define SECCOMP_SEND 0xc0182101u
+#define SECCOMP_CONTINUE 1u
 
 struct filter_instruction {
     uint16_t code;
@@ -86,8 +93,26 @@ struct filter_program {
     struct filter_instruction *filter;
 };
 
+struct seccomp_question {
+    uint64_t id;
+    uint32_t pid, flags;
+    uint64_t data[8];
+};
+
+struct seccomp_answer {
+    uint64_t id;
+    int64_t value;
+    int32_t error;
+    uint32_t flags;
+};
+
 /* Landlock */
 enum { LANDLOCK_BENEATH = 1 };
+#define ACCESS_EXECUTE (1ull << 0)
+#define ACCESS_WRITE_FILE (1ull << 1)
+#define ACCESS_READ_FILE (1ull << 2)
+#define ACCESS_TRUNCATE (1ull << 14)
+#define ACCESS_IOCTL_DEV (1ull << 15)
 #define LANDLOCK_ASK_VERSION 1u
 
 struct landlock_attributes { /* as of ABI 6; a kernel that knows less takes a shorter one */

@@ -253,21 +253,26 @@ static _Noreturn void become_program(void)
     _exit(127);
 }
 
-/* 0 to 2 are /dev/null, 3 is the listening socket, 4 and 5 the roots, 6 the daemon for a last word. */
+/* 0 to 2 are /dev/null, 3 is the listening socket, 4 and 5 the roots, 6 the daemon for a last word, 7 where processes
+ * ask about filters. */
 static void settle_descriptors(void)
 {
     int null = (int)sk_check(open("/dev/null", O_RDWR), "descriptors", "/dev/null");
     null = raise_fd(null, "null");
     int workspace = raise_fd(sk_roots.workspace_fd, "workspace"), tmp = raise_fd(sk_roots.tmp_fd, "tmp");
     sk_control_fd = raise_fd(sk_control_fd, "control");
+    if (sk_filters_fd >= 0)
+        sk_filters_fd = raise_fd(sk_filters_fd, "filters");
     for (int fd = 0; fd < 3; fd++)
         sk_check(dup2(null, fd), "descriptors", "dup2");
     sk_check(dup3(workspace, 4, O_CLOEXEC), "descriptors", "dup3");
     sk_check(dup3(tmp, 5, O_CLOEXEC), "descriptors", "dup3");
     sk_check(dup3(sk_control_fd, 6, O_CLOEXEC), "descriptors", "dup3");
     sk_control_fd = 6;
+    if (sk_filters_fd >= 0)
+        sk_filters_fd = (int)sk_check(dup3(sk_filters_fd, 7, O_CLOEXEC), "descriptors", "dup3");
     sk_check(fcntl(LISTENER, F_SETFD, FD_CLOEXEC), "descriptors", "listening socket");
-    sk_check(syscall(NR_CLOSE_RANGE, 7u, LAST_FD, 0), "descriptors", "close_range");
+    sk_check(syscall(NR_CLOSE_RANGE, sk_filters_fd >= 0 ? 8u : 7u, LAST_FD, 0), "descriptors", "close_range");
     sk_roots.workspace_fd = 4;
     sk_roots.tmp_fd = 5;
     /* No process inside, of whatever user, may look into this one. */

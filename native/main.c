@@ -18,6 +18,7 @@
  *           restarted daemon finds its environments again, and without root gets their network from here), decodes
  *           frames, dispatches.
  * start.c   starts an execution: its pipes or its terminal, and its supervisor.
+ * profile.c puts the execution profile of one command on it: Landlock and seccomp.
  * supervisor.c what happens between fork and exec, and who waits for what an execution started.
  * process.c what is known of each execution: its end, what the host may see of it, reaping.
  * streams.c moves its bytes, under flow control.

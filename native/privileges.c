@@ -159,7 +159,11 @@ static void confine(int seccomp_fd)
     if (n <= 0 || (size_t)n % sizeof filter[0] != 0)
         sk_fail("seccomp", "program");
     program.len = (unsigned short)((size_t)n / sizeof filter[0]);
-    sk_check(syscall(SYS_seccomp, SECCOMP_INSTALL, 0, &program), "seccomp", "install");
+    bool asks = false;
+    for (unsigned i = 0; i < program.len; i++)
+        asks |= filter[i].code == SECCOMP_CODE_RETURN && filter[i].k == SECCOMP_ASK;
+    long fd = sk_check(syscall(SYS_seccomp, SECCOMP_INSTALL, asks ? SECCOMP_WITH_LISTENER : 0u, &program), "seccomp", "install");
+    sk_filters_fd = asks ? (int)fd : -1;
 }
 
 bool sk_privilege_step(const struct sk_cursor *c, bool rootful)

@@ -167,6 +167,7 @@ struct sk_process *sk_process_new(uint32_t id, const struct sk_start *start)
     p->flags = start->flags;
     p->limit = start->limit;
     p->attached = true;
+    p->begins = start->profile != NULL;
     p->in.fd = p->report.fd = -1;
     p->in.ready = sk_input_ready;
     p->report.ready = report_ready;
@@ -194,10 +195,20 @@ void sk_process_abort(struct sk_process *p, int error, const char *text)
 void sk_process_started(struct sk_process *p, pid_t pid)
 {
     uint8_t payload[20];
+    p->begins = false;
     p->pid = pid;
     sk_put64(sk_put64(sk_put32(payload, (uint32_t)pid), 0), 0);
     if (p->attached)
         sk_send(SK_STARTED, p->id, payload, sizeof payload);
+}
+
+bool sk_process_begins(pid_t pid)
+{
+    pid_t parent = sk_parent_of(pid);
+    for (struct sk_process *p = sk_processes; p != NULL; p = p->next)
+        if (p->begins && p->supervisor == parent && parent > 0)
+            return true;
+    return false;
 }
 
 /* ---- the host's view ---- */

@@ -29,6 +29,7 @@ struct sk_process {
     bool exited;    /* the main program has ended */
     bool told;      /* ... and the host knows */
     bool killing;
+    bool begins;    /* with a profile, and its program has not started yet */
     uint64_t since;        /* of the kill, or of the end */
     uint64_t idle_since;   /* of a kill: who is to report its end has not been seen to wait for a CPU since then */
     struct sk_chase chase; /* of a kill */

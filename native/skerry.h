@@ -64,6 +64,10 @@ enum { /* fields of a request: u8 tag, u32 length, bytes */
     SK_TAG_APPLET,
     SK_TAG_RLIMIT,
     SK_TAG_CREDIT,
+    SK_TAG_PROFILE, /* fields of its own: the next three */
+    SK_TAG_FILTER,  /* instructions of a seccomp filter */
+    SK_TAG_ACCESS,  /* u64: what Landlock refuses where no rule grants it */
+    SK_TAG_RULE,    /* u64: what it grants, and below which path; its last byte is 0 */
     SK_TAG_PATH = 20,
     SK_TAG_PATH2,
     SK_TAG_OFFSET,
@@ -123,6 +127,7 @@ struct sk_guest_config {
 
 extern struct sk_guest_config sk_config;
 extern struct sk_roots sk_roots;
+extern int sk_filters_fd; /* where processes ask whether they may install a seccomp filter; -1: nowhere */
 
 int sk_guest_main(void); /* runs until shutdown; returns an exit status */
 bool sk_connected(void);
@@ -159,6 +164,8 @@ struct sk_start { /* a decoded START; arrays point into the frame */
     const uint8_t *command;
     size_t command_len;
     char *applet;
+    const uint8_t *profile; /* fields; NULL: none */
+    size_t profile_len;
 };
 
 struct sk_process;
@@ -200,7 +207,7 @@ struct sk_report { /* from a supervisor, through a pipe */
     struct rusage usage;
 };
 enum { SK_REPORT_STARTED = 1, SK_REPORT_FAILED, SK_REPORT_EXITED };
-enum { SK_STEP_EXEC = 1, SK_STEP_CWD, SK_STEP_USER, SK_STEP_FORK, SK_STEP_LIMITS };
+enum { SK_STEP_EXEC = 1, SK_STEP_CWD, SK_STEP_USER, SK_STEP_FORK, SK_STEP_LIMITS, SK_STEP_PROFILE };
 
 /* ---- tree.c: who descends from whom ---- */
 
@@ -228,6 +235,12 @@ struct sk_chase { /* of a tree that is being killed */
 
 /* Notes a complete scan. True if the tree has forked faster than it was killed for more than SK_CHASE_SCANS in a row. */
 bool sk_tree_outruns(struct sk_chase *chase, const struct sk_tree *tree);
+
+/* ---- profile.c: execution profiles ---- */
+
+int sk_profile_apply(const struct sk_start *start, bool pty); /* to this process; -1: it must not go on */
+void sk_profile_serve(int fd);       /* answer those who ask there whether they may install a filter */
+bool sk_process_begins(pid_t pid);   /* is it to become a command with a profile? In process.c */
 
 /* ---- shell.c: stateful shells ---- */
 

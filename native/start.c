@@ -159,6 +159,9 @@ static bool decode(uint8_t *copy, size_t len, struct sk_start *s, char **strings
         else if (f.tag == SK_TAG_COMMAND) {
             s->command = f.data;
             s->command_len = f.len;
+        } else if (f.tag == SK_TAG_PROFILE) {
+            s->profile = f.data;
+            s->profile_len = f.len;
         } else if (f.tag == SK_TAG_USER && f.len == 8) {
             s->uid = sk_get32(f.data);
             s->gid = sk_get32(f.data + 4);
@@ -176,6 +179,8 @@ static bool decode(uint8_t *copy, size_t len, struct sk_start *s, char **strings
     } while (more);
     s->argv[args] = NULL;
     s->envp[envs] = NULL;
+    if (s->profile != NULL && (s->shell != NULL || s->applet != NULL))
+        return false;
     return reader.left == 0 && (s->shell ? s->command != NULL : args > 0);
 }
 

@@ -125,6 +125,8 @@ static int become_workload(const int stdio[3], bool pty, const int extra[2])
         syscall(NR_CLOSE_RANGE, (unsigned)sk_roots.tmp_fd + 1, LAST_FD, 0);
         _exit(applet_run(s->applet, argc, s->argv, &sk_roots));
     }
+    if (s->profile != NULL && sk_profile_apply(s, pty) < 0)
+        return fail_step(SK_STEP_PROFILE);
     search_and_exec(s);
     return fail_step(SK_STEP_EXEC);
 }
@@ -196,6 +198,6 @@ pid_t sk_supervise(const struct sk_start *start, const int stdio[3], bool pty, i
 
 const char *sk_step_text(int step)
 {
-    static const char *const steps[] = { "", "program", "working directory", "user", "fork", "limits" };
-    return steps[step >= 0 && step <= SK_STEP_LIMITS ? step : 0];
+    static const char *const steps[] = { "", "program", "working directory", "user", "fork", "limits", "profile" };
+    return steps[step >= 0 && step <= SK_STEP_PROFILE ? step : 0];
 }

@@ -114,6 +114,8 @@ class ExecutionInfo(_Wire):
     pty: bool = False
     outcome: str = ""
     exit_code: int | None = None
+    profile: str = ""
+    """The execution profile in force; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,8 @@ class ExecutionResult(_Wire):
     usage: Usage
     message: str = ""
     """For an outcome that needs words ("killed after 30 s")."""
+    profile: str = ""
+    """The execution profile that was in force; empty for none."""
 
     @property
     def stdout(self) -> str:
@@ -174,6 +178,7 @@ class ExecutionResult(_Wire):
             "duration_seconds": self.duration_seconds,
             "usage": self.usage.to_dict(),
             "message": self.message,
+            "profile": self.profile,
         }
 
     @classmethod
@@ -410,6 +415,7 @@ def _finished(raw: dict[str, Any]) -> dict[str, Any]:
         "duration_seconds": raw["duration_seconds"],
         "usage": Usage.from_dict(raw.get("usage") or {}),
         "message": raw.get("message", ""),
+        "profile": raw.get("profile", ""),
     }
 
 

@@ -258,6 +258,13 @@ _OUTPUT_LIMIT = _row(
     high=16 * _MIB,
     where=_API,
 )
+_PROFILE = _row(
+    "profile",
+    "text",
+    "execution profile, which restricts this command alone: strict, offline, readonly, or the operator's",
+    option=("--execution-profile",),
+    takes="NAME",
+)
 _PACKAGES = _row(
     "packages",
     "texts",
@@ -278,6 +285,7 @@ EXECUTE = _table(
     _ENV,
     _SECRETS,
     _USER,
+    _PROFILE,
 )
 """Of a command whose result is awaited."""
 
@@ -291,6 +299,7 @@ START = _table(
     _ENV,
     _SECRETS,
     _USER,
+    _PROFILE,
 )
 """Of a command that runs in the background or attached."""
 

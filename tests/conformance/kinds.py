@@ -11,6 +11,7 @@ from skerry.backends.fake import FakeBackend
 from skerry.backends.machine import Machine
 from skerry.backends.namespace import NamespaceBackend
 from skerry.backends.oci import OciBackend
+from skerry.host import readback
 
 GIVES = {
     "isolated": "a process tree and a network that are its own",
@@ -19,9 +20,10 @@ GIVES = {
     "pids": "a limit of processes that holds",
     "counters": "the kernel's counters of what it uses",
     "users": "more than one user inside",
-    "visible": "processes that the host sees, and can count",
+    "host_processes": "processes that the host sees one by one",
     "terminals": "a /dev/tty, and a raw terminal without signals",
     "nameless": "files without a name (O_TMPFILE)",
+    "path_rules": "executions that are limited to paths",
 }
 """What a behaviour may need beyond the contract; a test names it by `@needs("...")`."""
 
@@ -35,7 +37,7 @@ class Kind:
 
 
 _AS_ROOT = os.geteuid() == 0
-_LINUX = frozenset({"visible", "terminals", "nameless"})
+_LINUX = frozenset({"host_processes", "terminals", "nameless"})
 """Of the host's own kernel."""
 
 KINDS = (
@@ -45,7 +47,8 @@ KINDS = (
         lambda home: NamespaceBackend(Machine(home)),
         _LINUX
         | {"isolated", "own_root", "plain_user", "pids"}
-        | ({"counters", "users"} if _AS_ROOT else set()),
+        | ({"counters", "users"} if _AS_ROOT else set())
+        | ({"path_rules"} if not readback.path_rules() else set()),
     ),
     Kind(
         "oci",

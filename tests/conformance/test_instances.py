@@ -121,7 +121,7 @@ async def test_an_instance_that_no_daemon_connects_to_ends_by_itself(site: Site)
         async def sleeps() -> bool:
             return bool(on_host(nap))
 
-        if "visible" in site.kind.gives:
+        if "host_processes" in site.kind.gives:
             await eventually(sleeps)
         await left.close()
         await site.backend.wait(alone.environment_id)
@@ -226,7 +226,7 @@ async def test_stopping_ends_everything_that_runs(site: Site, nap: str) -> None:
         await expect(await box.start("sh", "-c", f"setsid sleep {nap} & sleep {nap} & echo up; wait"), b"up")
         await expect(await box.start_shell(f"setsid sleep {nap} & echo up"), b"up")
         await box.there(nap)
-        assert bool(on_host(nap)) == ("visible" in site.kind.gives)
+        assert bool(on_host(nap)) == ("host_processes" in site.kind.gives)
     assert on_host(nap) == []
 
 
@@ -294,7 +294,7 @@ async def test_usage_counts_what_was_used(box: Box) -> None:
     assert usage.memory_peak_bytes >= usage.memory_bytes > 0
 
 
-@needs("counters", "visible")
+@needs("counters", "host_processes")
 async def test_usage_counts_processes(box: Box) -> None:
     async def only_the_guest() -> bool:
         return (await box.backend.usage(box.id)).pids == 1
@@ -327,7 +327,7 @@ async def test_a_restarted_daemon_finds_and_ends_what_the_first_one_left(site: S
         again_box = Box(second, box.instance, again)
         await again_box.start("sleep", nap)
         await again_box.there(nap)
-        assert bool(on_host(nap)) == ("visible" in site.kind.gives)
+        assert bool(on_host(nap)) == ("host_processes" in site.kind.gives)
         await again.close()
         await second.stop(box.id)
         assert on_host(nap) == []

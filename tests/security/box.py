@@ -144,7 +144,8 @@ class Box:
         user: str = "appuser",
         **options: Any,
     ) -> Running:
-        """`options` are those of guest.channel.Start: command, shell, cwd, env, pty, ..."""
+        """`options` are those of guest.start.Start: command, shell, cwd, env, pty, ...; and `profile`, an execution
+        profile by its name or its fields."""
         name = f"{self.id}/{next(self._names)}"
         arguments = {**options, "argv": None if argv is None else list(argv)}
         if user == "root":

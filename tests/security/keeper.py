@@ -33,11 +33,12 @@ from skerry.errors import SkerryError
 from skerry.guest import files
 from skerry.guest.channel import Channel
 from skerry.guest.process import GuestProcess
-from skerry.guest.start import Start
+from skerry.guest.start import Restrictions, Start
 from skerry.host import launcher, mounts, plan
 from skerry.host.launcher import Step
 from skerry.ids import new_id
 from skerry.images.store import ImageStore
+from skerry.manager.executions.profiles import ExecutionProfile, Profiles
 from skerry.policy import MIB, Limits, Policy
 
 ALLOW_ALL = struct.pack("<HBBI", 0x06, 0, 0, 0x7FFF0000)
@@ -208,12 +209,21 @@ class Keeper:
         options["env"] = {**ENV, **options.get("env", {})}
         if options.get("pty") is not None:
             options["pty"] = tuple(options["pty"])
+        if (profile := options.pop("profile", None)) is not None:
+            options["restrictions"] = self._restrictions(profile)
         process = await self._channels[id].start(Start(stdin=stdin is not None, **options))
         if stdin is not None:
             await process.write(base64.b64decode(stdin))
             await process.close_stdin()
         self._processes[name] = process
         return {"pid": process.pid}
+
+    def _restrictions(self, profile: str | dict[str, Any]) -> Restrictions:
+        if isinstance(profile, str):
+            return Profiles().restrictions(profile, self._backend)
+        profile = {key: tuple(value) if isinstance(value, list) else value for key, value in profile.items()}
+        own = ExecutionProfile("own", **profile)
+        return Profiles({"own": own}).restrictions("own", self._backend)
 
     async def until(self, name: str, text: str) -> None:
         """Return when it has written `text`, which is the last that it writes before it is finished."""

@@ -221,7 +221,11 @@ def test_no_working_directory_leads_out(boxes: Boxes, mode: str, mutate: Mutate)
     leak = '    fcntl(open("/", O_DIRECTORY), F_DUPFD, 20);\n    if (!bare)\n        sk_check(mount(NULL, "/"'
     careless = mutate(
         ("launch.c", '    if (!bare)\n        sk_check(mount(NULL, "/"', leak),
-        ("launch.c", 'sk_check(syscall(NR_CLOSE_RANGE, 7u, LAST_FD, 0), "descriptors", "close_range");', ""),
+        (
+            "launch.c",
+            "sk_check(syscall(NR_CLOSE_RANGE, sk_filters_fd",
+            "sk_check(0 && syscall(NR_CLOSE_RANGE, sk_filters_fd",
+        ),
     )
     # Even then Landlock refuses all that is not below the environment's own root.
     assert ("refused",) in _tops(boxes(mode, helper=careless), 40)

@@ -232,7 +232,6 @@ REFUSED: dict[str, list[tuple[str, tuple[int, ...]]]] = {
     "EINVAL": [
         *[("prctl", (option, 0, 0, 0, 0)) for option in (35, 62)],
         ("prctl", (22, 2, BAD, 0, 0)),  # PR_SET_SECCOMP
-        ("seccomp", (1, 0, BAD)),
         ("memfd_create", (BAD, 4)),
     ],
     "ENOMEM": [("mmap", (0, 1 << 21, 3, 0x40022, -1, 0))],

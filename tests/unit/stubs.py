@@ -297,6 +297,9 @@ class StubBackend:
         self.channels[environment_id] = StubChannel(self.program)
         return cast(Channel, self.channels[environment_id])
 
+    def path_rules(self) -> str:
+        return ""
+
     async def open_network(self, environment_id: str) -> Sockets:
         return Sockets([], [])
 

@@ -187,7 +187,7 @@ def method(env: skerry.Environment, name: str) -> Callable[..., Any]:
 SDK: list[tuple[str, Rows, str, set[str]]] = [
     ("create", CREATE, "sdk", set()),
     ("network.set", NETWORK, "network", set()),
-    ("execute", EXECUTE, "sdk", {"argv"}),
+    ("execute", EXECUTE, "sdk", {"argv", "profile"}),  # a stateful shell would keep the profile
     ("run", EXECUTE, "sdk", {"command", "shell"}),
     ("start", START, "sdk", {"argv"}),
     ("session", SESSION, "sdk", set()),

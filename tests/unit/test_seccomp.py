@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from skerry.errors import InvalidRequest, IsolationUnavailable
 from skerry.host.seccomp import compile_profile, parse_profile, profile_names
 
-ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+ALLOW, ASK, KILL, ERRNO = 0x7FFF0000, 0x7FC00000, 0x80000000, 0x00050000
 ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 I386, ARM = 0x40000003, 0x40000028
 PROFILES = ("debug", "default", "filters", "strict")
@@ -60,12 +60,12 @@ def run(program: bytes, number: int, *args: int, audit_arch: int) -> int:
 
 
 def answer(profile: str, call: str | int, *args: int, arch: str = "x86_64") -> str:
-    """`allow`, `kill`, `ignore`, the name of an errno."""
+    """`allow`, `ask`, `kill`, `ignore`, the name of an errno."""
     number = NUMBERS[arch][call] if isinstance(call, str) else call
     action = run(compile_profile(profile, arch), number & 0xFFFFFFFF, *args, audit_arch=ARCHES[arch])
     if action & 0xFFFF0000 == ERRNO:
         return errno.errorcode[action & 0xFFFF] if action & 0xFFFF else "ignore"
-    return {ALLOW: "allow", KILL: "kill"}[action]
+    return {ALLOW: "allow", ASK: "ask", KILL: "kill"}[action]
 
 
 def plain_answers(profile: str, arch: str) -> dict[str, str]:
@@ -218,7 +218,7 @@ RULES: list[tuple[str, tuple[int, ...], str]] = [
     *[("sched_setparam", (pid,), "EPERM" if pid == 1 else "allow") for pid in (0, 1, 2)],
     *[("sched_setscheduler", (pid, 0), "EPERM" if pid == 1 else "allow") for pid in (0, 1, 2)],
     *[("seccomp", (operation,), "allow") for operation in (0, 2, 3)],
-    ("seccomp", (1,), "EINVAL"),
+    ("seccomp", (1,), "ask"),
     *[("mmap", (0, 4096, 3, flags), "allow") for flags in (0x22, 0x100022, 0x20002)],
     *[("mmap", (0, 4096, 3, flags), "ENOMEM") for flags in (0x40022, 0x54040022)],
     *[("memfd_create", (8, flags), "allow") for flags in (0, 3, 8)],
@@ -318,6 +318,7 @@ def test_strict_has_no_network_and_no_filters() -> None:
         assert answer("strict", "socket", family, STREAM, 0) == "EPERM"
     assert answer("strict", "socketpair", 1, STREAM, 0) == "allow"
     assert answer("strict", "prctl", 22) == "EINVAL"
+    assert answer("strict", "seccomp", 1) == "ask"
     assert answer("strict", "ioctl", 0, 0x8912) == "ENOTTY"
     assert answer("strict", "ioctl", 0, 0x5412) == "EPERM"
     assert answer("strict", "ioctl", 0, 0x5413) == "allow"

@@ -137,6 +137,13 @@ class Backend(Protocol):
         """
         ...
 
+    def path_rules(self) -> str:
+        """Why no execution in its instances can be limited to paths; empty if one can.
+
+        It can where the kernel inside has Landlock, and the paths inside are those of an image.
+        """
+        ...
+
     def gate(self, environment_id: str, name: str) -> str:
         """A pipe in the place of a file that `deliver` will bring: its path for us. Raises DiskFull, LaunchFailed."""
         ...

@@ -41,6 +41,9 @@ class FakeBackend:
     async def capabilities(self) -> Capabilities:
         return Capabilities(available=True, rootless=os.geteuid() != 0)
 
+    def path_rules(self) -> str:
+        return "it has no root of its own"
+
     def reserve(self) -> str:
         return new_id()
 

@@ -21,7 +21,7 @@ from skerry.backends.instances import InstanceDirectory, Running, list_directori
 from skerry.backends.machine import Machine
 from skerry.errors import EnvironmentNotFound, InvalidRequest, LaunchFailed, PlatformError
 from skerry.failpoints import hit
-from skerry.host import mounts, plan, uids
+from skerry.host import mounts, plan, readback, uids
 from skerry.host.cgroups import Cgroup
 from skerry.host.launcher import step_failed
 from skerry.host.network import identity
@@ -98,6 +98,9 @@ class LocalBackend(ABC):
         return limits
 
     # The contract.
+
+    def path_rules(self) -> str:
+        return readback.path_rules()
 
     def reserve(self) -> str:
         return self._blanks.reserve()

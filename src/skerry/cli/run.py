@@ -36,9 +36,9 @@ SHELL = ["sh", "-c", "command -v bash >/dev/null && exec bash; exec sh"]
 
 
 def _add_context(parser: Parser) -> None:
-    """Variables, secrets, working directory and user of the command."""
+    """Variables, secrets, working directory, user and execution profile of the command."""
     add_variables(parser)
-    add_parameters(parser, EXECUTE["secrets"], EXECUTE["cwd"], EXECUTE["user"])
+    add_parameters(parser, EXECUTE["secrets"], EXECUTE["cwd"], EXECUTE["user"], EXECUTE["profile"])
 
 
 def _add_streams(parser: Parser) -> None:
@@ -94,7 +94,13 @@ def _request(args: SimpleNamespace, argv: list[str], variables: dict[str, str]) 
     """The request for this command, without its input and timeout."""
     request: dict[str, Any] = {"argv": argv}
     secrets = parse_secrets(args.secret)
-    given = (("cwd", args.workdir), ("user", args.user), ("env", variables), ("secrets", secrets))
+    given = (
+        ("cwd", args.workdir),
+        ("user", args.user),
+        ("env", variables),
+        ("secrets", secrets),
+        ("profile", args.execution_profile),
+    )
     for name, value in given:
         if value:
             request[name] = value

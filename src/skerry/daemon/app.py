@@ -43,6 +43,7 @@ from skerry.manager.audit.trail import AuditTrail
 from skerry.manager.code.programs import Programs
 from skerry.manager.environments.manager import EnvironmentManager
 from skerry.manager.environments.records import StoredRecords
+from skerry.manager.executions.profiles import Profiles
 from skerry.manager.tenants.quotas import Quotas
 from skerry.manager.tenants.tokens import Tokens
 from skerry.settings import Home
@@ -170,6 +171,7 @@ def _make_manager(
         ranges=make_ranges(home),
         preset=partial(presets.preset, home=home),
         pools=pools.load(home, Languages(home.path).list()),
+        profiles=Profiles.load(home.path),
     )
 
 

@@ -16,6 +16,7 @@ from skerry.errors import (
     FileMissing,
     GuestFailed,
     InvalidRequest,
+    IsolationUnavailable,
     LimitReached,
     PathOutside,
     SkerryError,
@@ -111,6 +112,11 @@ def reported_error(payload: bytes, what: str) -> SkerryError:
         return InvalidRequest(
             f"this user cannot be used here: {reason}",
             hint="without root on the host there is only 'appuser'",
+        )
+    if text == "profile":
+        return IsolationUnavailable(
+            f"the execution profile cannot be put in force here: {reason}",
+            hint="rules on paths need Linux 6.2 (Landlock ABI 3); the command did not run",
         )
     if number == errno.ENAMETOOLONG:
         return InvalidRequest("the shell's name is too long", hint="at most 31 bytes")

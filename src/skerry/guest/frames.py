@@ -73,6 +73,10 @@ class Tag(IntEnum):
     COMMAND = 9
     APPLET = 10
     CREDIT = 12
+    PROFILE = 13
+    FILTER = 14
+    ACCESS = 15
+    RULE = 16
     PATH = 20
     PATH2 = 21
     OFFSET = 22

@@ -14,6 +14,26 @@ START_MAX = frames.PAYLOAD_MAX
 USERS = 65536
 
 
+@dataclass(frozen=True, slots=True)
+class Restrictions:
+    """What the guest puts on one program, on top of what the environment has. It can only restrict."""
+
+    filter: bytes
+    """A compiled seccomp filter."""
+    access: int = 0
+    """Rights of Landlock that the program has only where a rule grants them; 0: no rules on paths."""
+    rules: tuple[tuple[int, str], ...] = ()
+    """(rights, path). `/x/*` is what lies in /x on read-only file systems; a path that does not exist is skipped."""
+
+    def encode(self) -> bytes:
+        pieces = [frames.field(Tag.FILTER, self.filter)]
+        if self.access:
+            pieces.append(frames.field(Tag.ACCESS, struct.pack("<Q", self.access)))
+        for access, path in self.rules:
+            pieces.append(frames.field(Tag.RULE, struct.pack("<Q", access) + path.encode() + b"\0"))
+        return b"".join(pieces)
+
+
 @dataclass(slots=True)
 class Start:
     """What to run: an argv, a command for a stateful shell, or one of the guest's applets."""
@@ -35,6 +55,8 @@ class Start:
     keep: bool = False
     replies: bool = False
     """Whether its descriptor 9 is a third stream, of which a piece comes behind all output that was written before."""
+    restrictions: Restrictions | None = None
+    """Of a program alone: neither a shell's command nor an applet can have them."""
 
     def encode(self) -> bytes:
         """The payload of START. Raises InvalidRequest when it is too large or holds a NUL."""
@@ -66,6 +88,8 @@ class Start:
             pieces.append(frames.field(Tag.WINSIZE, struct.pack("<HH", *self.pty)))
         if self.output_limit is not None:
             pieces.append(frames.field(Tag.LIMIT, struct.pack("<Q", self.output_limit)))
+        if self.restrictions is not None:
+            pieces.append(frames.field(Tag.PROFILE, self.restrictions.encode()))
         payload = b"".join(pieces)
         if len(payload) > START_MAX:
             raise InvalidRequest(

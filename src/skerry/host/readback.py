@@ -34,6 +34,16 @@ def landlock() -> tuple[int, str]:
     return (abi, "") if abi >= 1 else (0, os.strerror(ctypes.get_errno()))
 
 
+def path_rules() -> str:
+    """Why this kernel cannot limit one command to paths; empty if it can. Before ABI 3 files could be truncated."""
+    abi, reason = landlock()
+    return (
+        ""
+        if abi >= 3
+        else f"this kernel has Landlock ABI {abi}, not 3 (Linux 6.2){': ' * bool(reason)}{reason}"
+    )
+
+
 def user_limits(pid: int) -> Enforcement:
     """Whom the kernel charges for what it counts for each user: inotify, message queues, signals, namespaces."""
     counted = "inotify, message queues and pending signals are counted for"

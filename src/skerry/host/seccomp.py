@@ -28,7 +28,7 @@ from skerry.errors import InvalidRequest, IsolationUnavailable
 _DATA = Path(__file__).parent / "profiles"
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-_KILL_PROCESS, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+_KILL_PROCESS, _ERRNO, _ASK, _ALLOW = 0x80000000, 0x00050000, 0x7FC00000, 0x7FFF0000
 _LOAD, _AND, _JUMP, _IF_EQUAL, _IF_AT_LEAST, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _WORD = 0xFFFFFFFF
@@ -69,6 +69,8 @@ class Profile:
     """The rules of each call: the first that holds decides, the last always holds. No rules: EPERM."""
 
     calls: Mapping[str, tuple[Rule, ...]]
+    on_top: bool = False
+    """It is put on top of another profile: what it does not name is left to that one."""
 
     def compile(self, arch: str | None = None) -> bytes:
         """The program for `arch` (this machine's if None) as an array of struct sock_filter.
@@ -82,11 +84,12 @@ class Profile:
                 f"no system call profile can be compiled for {arch!r}",
                 hint=f"there are tables for {', '.join(_AUDIT_ARCH)}",
             )
-        table = {number: self.calls.get(name, _DENY) for name, number in _numbers(arch).items()}
-        ranges = _ranges(table, _ABSENT)
+        other, unknown = (_PASS, _PASS) if self.on_top else (_DENY, _ABSENT)
+        table = {number: self.calls.get(name, other) for name, number in _numbers(arch).items()}
+        ranges = _ranges(table, unknown)
         if arch == "x86_64":
             # Negative numbers are no x32 calls: -1 is what a tracer writes to skip one.
-            ranges += [(0x4000_0000, _KILL), (0x8000_0000, _ABSENT)]
+            ranges += [(0x4000_0000, _KILL), (0x8000_0000, unknown)]
         program = _Program()
         program.search(ranges, program.rules)
         native = program.emit(_LOAD, _NUMBER)
@@ -123,7 +126,12 @@ def _numbers(arch: str) -> dict[str, int]:
     return {name: int(number) for number, name in (line.split() for line in lines if line[0] != "#")}
 
 
-def parse_profile(text: str) -> Profile:
+def call_names() -> frozenset[str]:
+    """Every system call of the tables."""
+    return frozenset(name for arch in _AUDIT_ARCH for name in _numbers(arch))
+
+
+def parse_profile(text: str, *, on_top: bool = False) -> Profile:
     """A profile from TOML, which may extend a built-in one. Raises ValueError for a mistake in it."""
     raw = tomllib.loads(text)
     _check_keys(raw, "extends", "allow", "enosys", "deny", "calls")
@@ -131,7 +139,7 @@ def parse_profile(text: str) -> Profile:
     own += [(name, _ABSENT) for name in raw.get("enosys", ())]
     own += [(name, _DENY) for name in raw.get("deny", ())]
     own += [(name, tuple(map(_rule, rules))) for name, rules in raw.get("calls", {}).items()]
-    known = {name for arch in _AUDIT_ARCH for name in _numbers(arch)}
+    known = call_names()
     calls = dict(_built_in(raw["extends"]).calls) if "extends" in raw else {}
     seen = set()
     for name, rules in own:
@@ -143,16 +151,16 @@ def parse_profile(text: str) -> Profile:
             raise ValueError(f"{name} has rules that are never reached")
         seen.add(name)
         calls[name] = rules + _DENY if rules[-1].conditions else rules
-    return Profile(calls)
+    return Profile(calls, on_top)
 
 
 def _rule(raw: dict[str, Any]) -> Rule:
     _check_keys(raw, "when", "then")
     then = raw["then"]
     number = getattr(errno, then, None) if isinstance(then, str) else None
-    if then not in ("allow", "ignore") and not isinstance(number, int):
-        raise ValueError(f"{then!r} is neither 'allow' nor 'ignore' nor an errno")
-    action = {"allow": _ALLOW, "ignore": _ERRNO}.get(then) or _ERRNO | (number or 0)
+    if then not in ("allow", "ignore", "ask") and not isinstance(number, int):
+        raise ValueError(f"{then!r} is neither 'allow' nor 'ignore' nor 'ask' nor an errno")
+    action = {"allow": _ALLOW, "ignore": _ERRNO, "ask": _ASK}.get(then) or _ERRNO | (number or 0)
     return Rule(tuple(condition for each in raw.get("when", ()) for condition in _conditions(each)), action)
 
 

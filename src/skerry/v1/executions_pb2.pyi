@@ -146,6 +146,7 @@ class ExecuteRequest(_message.Message):
     ENV_FIELD_NUMBER: _builtins.int
     USER_FIELD_NUMBER: _builtins.int
     SECRETS_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
     environment_id: _builtins.str
     command: _builtins.str
     """Text for a shell that remembers: working directory, variables, functions."""
@@ -160,6 +161,8 @@ class ExecuteRequest(_message.Message):
     """Relative to the workspace."""
     user: _builtins.str
     """`appuser` or `root`, which is root of the environment alone."""
+    profile: _builtins.str
+    """The execution profile, which restricts this program further than its environment."""
     @_builtins.property
     def argv(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """A program and its arguments, without a shell; instead of `command`."""
@@ -184,10 +187,11 @@ class ExecuteRequest(_message.Message):
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         user: _builtins.str | None = ...,
         secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        profile: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_output_limit", b"_output_limit", "_shell", b"_shell", "_stdin", b"_stdin", "_timeout", b"_timeout", "_user", b"_user", "command", b"command", "cwd", b"cwd", "output_limit", b"output_limit", "shell", b"shell", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_output_limit", b"_output_limit", "_profile", b"_profile", "_shell", b"_shell", "_stdin", b"_stdin", "_timeout", b"_timeout", "_user", b"_user", "command", b"command", "cwd", b"cwd", "output_limit", b"output_limit", "profile", b"profile", "shell", b"shell", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_output_limit", b"_output_limit", "_shell", b"_shell", "_stdin", b"_stdin", "_timeout", b"_timeout", "_user", b"_user", "argv", b"argv", "command", b"command", "cwd", b"cwd", "env", b"env", "environment_id", b"environment_id", "output_limit", b"output_limit", "secrets", b"secrets", "shell", b"shell", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_output_limit", b"_output_limit", "_profile", b"_profile", "_shell", b"_shell", "_stdin", b"_stdin", "_timeout", b"_timeout", "_user", b"_user", "argv", b"argv", "command", b"command", "cwd", b"cwd", "env", b"env", "environment_id", b"environment_id", "output_limit", b"output_limit", "profile", b"profile", "secrets", b"secrets", "shell", b"shell", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__command: _TypeAlias = _typing.Literal["command"]  # noqa: Y015
     _WhichOneofArgType__command: _TypeAlias = _typing.Literal["_command", b"_command"]  # noqa: Y015
@@ -195,6 +199,8 @@ class ExecuteRequest(_message.Message):
     _WhichOneofArgType__cwd: _TypeAlias = _typing.Literal["_cwd", b"_cwd"]  # noqa: Y015
     _WhichOneofReturnType__output_limit: _TypeAlias = _typing.Literal["output_limit"]  # noqa: Y015
     _WhichOneofArgType__output_limit: _TypeAlias = _typing.Literal["_output_limit", b"_output_limit"]  # noqa: Y015
+    _WhichOneofReturnType__profile: _TypeAlias = _typing.Literal["profile"]  # noqa: Y015
+    _WhichOneofArgType__profile: _TypeAlias = _typing.Literal["_profile", b"_profile"]  # noqa: Y015
     _WhichOneofReturnType__shell: _TypeAlias = _typing.Literal["shell"]  # noqa: Y015
     _WhichOneofArgType__shell: _TypeAlias = _typing.Literal["_shell", b"_shell"]  # noqa: Y015
     _WhichOneofReturnType__stdin: _TypeAlias = _typing.Literal["stdin"]  # noqa: Y015
@@ -209,6 +215,8 @@ class ExecuteRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cwd) -> _WhichOneofReturnType__cwd | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__output_limit) -> _WhichOneofReturnType__output_limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__profile) -> _WhichOneofReturnType__profile | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__shell) -> _WhichOneofReturnType__shell | None: ...
     @_typing.overload
@@ -239,6 +247,7 @@ class Result(_message.Message):
     DURATION_SECONDS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
     error: _builtins.bool
     """True exactly when `exit_code` is not 0."""
     exit_code: _builtins.int
@@ -256,6 +265,8 @@ class Result(_message.Message):
     duration_seconds: _builtins.float
     message: _builtins.str
     """For an outcome that needs words ("killed after 30 s")."""
+    profile: _builtins.str
+    """The execution profile that was in force; empty for none."""
     @_builtins.property
     def usage(self) -> _environments_pb2.Usage: ...
     def __init__(
@@ -274,10 +285,11 @@ class Result(_message.Message):
         duration_seconds: _builtins.float = ...,
         usage: _environments_pb2.Usage | None = ...,
         message: _builtins.str = ...,
+        profile: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_seconds", b"duration_seconds", "error", b"error", "execution_id", b"execution_id", "exit_code", b"exit_code", "message", b"message", "outcome", b"outcome", "stderr", b"stderr", "stderr_size", b"stderr_size", "stderr_truncated", b"stderr_truncated", "stdout", b"stdout", "stdout_size", b"stdout_size", "stdout_truncated", b"stdout_truncated", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_seconds", b"duration_seconds", "error", b"error", "execution_id", b"execution_id", "exit_code", b"exit_code", "message", b"message", "outcome", b"outcome", "profile", b"profile", "stderr", b"stderr", "stderr_size", b"stderr_size", "stderr_truncated", b"stderr_truncated", "stdout", b"stdout", "stdout_size", b"stdout_size", "stdout_truncated", b"stdout_truncated", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -359,6 +371,7 @@ class StartExecutionRequest(_message.Message):
     ENV_FIELD_NUMBER: _builtins.int
     USER_FIELD_NUMBER: _builtins.int
     SECRETS_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
     environment_id: _builtins.str
     command: _builtins.str
     """Text for `sh -c`."""
@@ -370,6 +383,8 @@ class StartExecutionRequest(_message.Message):
     """Relative to the workspace."""
     user: _builtins.str
     """`appuser` or `root`, which is root of the environment alone."""
+    profile: _builtins.str
+    """The execution profile, which restricts this program further than its environment."""
     @_builtins.property
     def argv(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """A program and its arguments, instead of `command`."""
@@ -397,15 +412,18 @@ class StartExecutionRequest(_message.Message):
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         user: _builtins.str | None = ...,
         secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        profile: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_timeout", b"_timeout", "_user", b"_user", "command", b"command", "cwd", b"cwd", "pty", b"pty", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_profile", b"_profile", "_timeout", b"_timeout", "_user", b"_user", "command", b"command", "cwd", b"cwd", "profile", b"profile", "pty", b"pty", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_timeout", b"_timeout", "_user", b"_user", "argv", b"argv", "command", b"command", "cwd", b"cwd", "env", b"env", "environment_id", b"environment_id", "pty", b"pty", "secrets", b"secrets", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_profile", b"_profile", "_timeout", b"_timeout", "_user", b"_user", "argv", b"argv", "command", b"command", "cwd", b"cwd", "env", b"env", "environment_id", b"environment_id", "profile", b"profile", "pty", b"pty", "secrets", b"secrets", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__command: _TypeAlias = _typing.Literal["command"]  # noqa: Y015
     _WhichOneofArgType__command: _TypeAlias = _typing.Literal["_command", b"_command"]  # noqa: Y015
     _WhichOneofReturnType__cwd: _TypeAlias = _typing.Literal["cwd"]  # noqa: Y015
     _WhichOneofArgType__cwd: _TypeAlias = _typing.Literal["_cwd", b"_cwd"]  # noqa: Y015
+    _WhichOneofReturnType__profile: _TypeAlias = _typing.Literal["profile"]  # noqa: Y015
+    _WhichOneofArgType__profile: _TypeAlias = _typing.Literal["_profile", b"_profile"]  # noqa: Y015
     _WhichOneofReturnType__timeout: _TypeAlias = _typing.Literal["timeout"]  # noqa: Y015
     _WhichOneofArgType__timeout: _TypeAlias = _typing.Literal["_timeout", b"_timeout"]  # noqa: Y015
     _WhichOneofReturnType__user: _TypeAlias = _typing.Literal["user"]  # noqa: Y015
@@ -414,6 +432,8 @@ class StartExecutionRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__command) -> _WhichOneofReturnType__command | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cwd) -> _WhichOneofReturnType__cwd | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__profile) -> _WhichOneofReturnType__profile | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout) -> _WhichOneofReturnType__timeout | None: ...
     @_typing.overload
@@ -435,6 +455,7 @@ class Execution(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     EXIT_CODE_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
     execution_id: _builtins.str
     environment_id: _builtins.str
     command: _builtins.str
@@ -448,6 +469,8 @@ class Execution(_message.Message):
     outcome: Global___Outcome.ValueType
     """Unspecified while it runs."""
     exit_code: _builtins.int
+    profile: _builtins.str
+    """The execution profile in force; empty for none."""
     @_builtins.property
     def result(self) -> Global___Result:
         """Only from GetExecution; not there while it runs."""
@@ -465,10 +488,11 @@ class Execution(_message.Message):
         outcome: Global___Outcome.ValueType = ...,
         exit_code: _builtins.int | None = ...,
         result: Global___Result | None = ...,
+        profile: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "exit_code", b"exit_code", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "command", b"command", "environment_id", b"environment_id", "execution_id", b"execution_id", "exit_code", b"exit_code", "outcome", b"outcome", "pid", b"pid", "pty", b"pty", "result", b"result", "started_at", b"started_at", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "command", b"command", "environment_id", b"environment_id", "execution_id", b"execution_id", "exit_code", b"exit_code", "outcome", b"outcome", "pid", b"pid", "profile", b"profile", "pty", b"pty", "result", b"result", "started_at", b"started_at", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exit_code: _TypeAlias = _typing.Literal["exit_code"]  # noqa: Y015
     _WhichOneofArgType__exit_code: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code"]  # noqa: Y015
@@ -898,6 +922,7 @@ class Opening(_message.Message):
     ENV_FIELD_NUMBER: _builtins.int
     USER_FIELD_NUMBER: _builtins.int
     SECRETS_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
     environment_id: _builtins.str
     execution_id: _builtins.str
     """One that runs; instead of all that follows."""
@@ -906,6 +931,8 @@ class Opening(_message.Message):
     timeout: _builtins.float
     cwd: _builtins.str
     user: _builtins.str
+    profile: _builtins.str
+    """The execution profile, which restricts this program further than its environment."""
     @_builtins.property
     def argv(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -930,10 +957,11 @@ class Opening(_message.Message):
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         user: _builtins.str | None = ...,
         secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        profile: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_execution_id", b"_execution_id", "_timeout", b"_timeout", "_user", b"_user", "command", b"command", "cwd", b"cwd", "execution_id", b"execution_id", "pty", b"pty", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_execution_id", b"_execution_id", "_profile", b"_profile", "_timeout", b"_timeout", "_user", b"_user", "command", b"command", "cwd", b"cwd", "execution_id", b"execution_id", "profile", b"profile", "pty", b"pty", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_execution_id", b"_execution_id", "_timeout", b"_timeout", "_user", b"_user", "argv", b"argv", "command", b"command", "cwd", b"cwd", "env", b"env", "environment_id", b"environment_id", "execution_id", b"execution_id", "pty", b"pty", "secrets", b"secrets", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_command", b"_command", "_cwd", b"_cwd", "_execution_id", b"_execution_id", "_profile", b"_profile", "_timeout", b"_timeout", "_user", b"_user", "argv", b"argv", "command", b"command", "cwd", b"cwd", "env", b"env", "environment_id", b"environment_id", "execution_id", b"execution_id", "profile", b"profile", "pty", b"pty", "secrets", b"secrets", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__command: _TypeAlias = _typing.Literal["command"]  # noqa: Y015
     _WhichOneofArgType__command: _TypeAlias = _typing.Literal["_command", b"_command"]  # noqa: Y015
@@ -941,6 +969,8 @@ class Opening(_message.Message):
     _WhichOneofArgType__cwd: _TypeAlias = _typing.Literal["_cwd", b"_cwd"]  # noqa: Y015
     _WhichOneofReturnType__execution_id: _TypeAlias = _typing.Literal["execution_id"]  # noqa: Y015
     _WhichOneofArgType__execution_id: _TypeAlias = _typing.Literal["_execution_id", b"_execution_id"]  # noqa: Y015
+    _WhichOneofReturnType__profile: _TypeAlias = _typing.Literal["profile"]  # noqa: Y015
+    _WhichOneofArgType__profile: _TypeAlias = _typing.Literal["_profile", b"_profile"]  # noqa: Y015
     _WhichOneofReturnType__timeout: _TypeAlias = _typing.Literal["timeout"]  # noqa: Y015
     _WhichOneofArgType__timeout: _TypeAlias = _typing.Literal["_timeout", b"_timeout"]  # noqa: Y015
     _WhichOneofReturnType__user: _TypeAlias = _typing.Literal["user"]  # noqa: Y015
@@ -951,6 +981,8 @@ class Opening(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cwd) -> _WhichOneofReturnType__cwd | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__execution_id) -> _WhichOneofReturnType__execution_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__profile) -> _WhichOneofReturnType__profile | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout) -> _WhichOneofReturnType__timeout | None: ...
     @_typing.overload

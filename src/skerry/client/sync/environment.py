@@ -227,9 +227,17 @@ class Environment:
         secrets: Mapping[str, str] | None = None,
         output_limit: int | None = None,
         user: str | None = None,
+        profile: str | None = None,
     ) -> ExecutionResult:
-        """Run a program with these arguments, without a shell or its state. Otherwise like `execute`."""
-        return self._execute({"argv": list(argv)}, timeout, stdin, cwd, env, secrets, output_limit, user)
+        """Run a program with these arguments, without a shell or its state. Otherwise like `execute`.
+
+        `profile` names an execution profile, which restricts this program further than its environment: `strict`,
+        `offline`, `readonly`, or one of the operator's. Raises InvalidRequest for an unknown one, IsolationUnavailable
+        if it cannot be put in force there.
+        """
+        return self._execute(
+            {"argv": list(argv)}, timeout, stdin, cwd, env, secrets, output_limit, user, profile
+        )
 
     def _execute(
         self,
@@ -241,11 +249,14 @@ class Environment:
         secrets: Mapping[str, str] | None,
         output_limit: int | None,
         user: str | None,
+        profile: str | None = None,
     ) -> ExecutionResult:
         if stdin is not None:
             data = stdin.encode(errors="surrogateescape") if isinstance(stdin, str) else bytes(stdin)
             request["stdin"], request["stdin_encoding"] = encode_bytes(data)
-        request |= _given(timeout=timeout, cwd=cwd, env=env, output_limit=output_limit, user=user)
+        request |= _given(
+            timeout=timeout, cwd=cwd, env=env, output_limit=output_limit, user=user, profile=profile
+        )
         self._add_secrets(request, secrets)
         answer = self._client.transport.call("POST", f"{self._path}/execute", json=request)
         return ExecutionResult.from_dict(answer)
@@ -265,11 +276,13 @@ class Environment:
         env: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
         user: str | None = None,
+        profile: str | None = None,
     ) -> Process:
         """Start a program in the background: text for `sh -c`, or a list of arguments.
 
         `pty` gives it a terminal of (rows, columns), or 24 by 80; `stdin` keeps its stdin open for `write()`. It is
-        killed at the end of the `with` block, and when this process disconnects.
+        killed at the end of the `with` block, and when this process disconnects. `profile` is an execution
+        profile, as in `run`.
         """
         request: dict[str, Any] = (
             {"command": command} if isinstance(command, str) else {"argv": list(command)}
@@ -277,7 +290,7 @@ class Environment:
         if pty:
             rows, cols = pty if isinstance(pty, tuple) else (24, 80)
             request["pty"] = {"rows": rows, "cols": cols}
-        request |= _given(stdin=stdin, timeout=timeout, cwd=cwd, env=env, user=user)
+        request |= _given(stdin=stdin, timeout=timeout, cwd=cwd, env=env, user=user, profile=profile)
         self._add_secrets(request, secrets)
         return Process.open(self._client.transport, self._path, request)
 

@@ -65,6 +65,8 @@ class Execute(Body):
     """Variables of which only the names are ever written down. Other code in the environment can read them."""
     user: Text | None = None
     """`appuser` or `root`, which is root of the environment alone."""
+    profile: Text | None = None
+    """The execution profile, which restricts this program further than its environment: `strict`, say."""
 
     def to_command(self) -> Command:
         if self.timeout is not None and self.timeout_seconds is not None:
@@ -80,6 +82,7 @@ class Execute(Body):
             env=self.env or {},
             secrets=self.secrets or {},
             user=self.user or "appuser",
+            profile=self.profile or "",
         )
 
     async def input(self) -> bytes | bytearray | None:
@@ -109,6 +112,8 @@ class Start(Body):
     """Variables of which only the names are ever written down. Other code in the environment can read them."""
     user: Text | None = None
     """`appuser` or `root`, which is root of the environment alone."""
+    profile: Text | None = None
+    """The execution profile, which restricts this program further than its environment: `strict`, say."""
 
     def to_command(self) -> Command:
         return Command(
@@ -121,6 +126,7 @@ class Start(Body):
             env=self.env or {},
             secrets=self.secrets or {},
             user=self.user or "appuser",
+            profile=self.profile or "",
         )
 
 
@@ -245,6 +251,7 @@ EXAMPLE = {
     "pty": False,
     "outcome": "",
     "exit_code": None,
+    "profile": "",
 }
 RESULT_EXAMPLE = {
     "error": False,
@@ -262,6 +269,7 @@ RESULT_EXAMPLE = {
     "duration_seconds": 0.0012,
     "usage": USAGE_EXAMPLE,
     "message": "",
+    "profile": "",
 }
 
 OPERATIONS = (

@@ -140,6 +140,8 @@ class ResultSummary(TypedDict):
     usage: Usage
     message: str
     """For an outcome that needs words ("killed after 30 s")."""
+    profile: str
+    """The execution profile that was in force; empty for none."""
 
 
 class Result(ResultSummary):

@@ -199,6 +199,7 @@ EXAMPLE = {
     "started_at": 1767225601.5,
     "calls": 0,
     "message": "",
+    "profile": "",
 }
 VALUE_EXAMPLE = {"kind": "value", "data": {"text/plain": "42"}, "truncated": []}
 RAN_EXAMPLE = {

@@ -29,6 +29,7 @@ from skerry.manager.environments.environment import Environment
 from skerry.manager.environments.lease import Lease, Reaper
 from skerry.manager.environments.networks import Networks
 from skerry.manager.environments.records import Records
+from skerry.manager.executions.profiles import Profiles
 from skerry.manager.executions.registry import Executions
 from skerry.manager.executions.runtime import Runtime
 from skerry.manager.pools.pool import START_TIMEOUT
@@ -59,8 +60,10 @@ class Lifecycle:
         catalogue: Catalogue,
         networks: Networks,
         clock: Clock,
+        profiles: Profiles,
     ) -> None:
         self._records = records
+        self._profiles = profiles
         self._catalogue = catalogue
         self._networks = networks
         self._clock = clock
@@ -178,6 +181,7 @@ class Lifecycle:
             environment.base_variables(),
             lost=lambda reason: self._died(environment, reason),
             secluded=lambda: environment.secluded,
+            profiles=self._profiles,
         )
         executions = Executions(runtime, self._records, touch=environment.lease.touch)
         environment.executions = executions

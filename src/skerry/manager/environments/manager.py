@@ -50,6 +50,7 @@ from skerry.manager.environments.networks import Networks, describe
 from skerry.manager.environments.records import NOT_STARTED, Records
 from skerry.manager.environments.recovery import Recovery
 from skerry.manager.environments.request import CreateRequest
+from skerry.manager.executions.profiles import Profiles
 from skerry.manager.executions.registry import Executions
 from skerry.manager.network.rules import with_network, with_rules
 from skerry.manager.pools.pool import START_TIMEOUT, PoolSettings
@@ -91,6 +92,7 @@ class EnvironmentManager:
         ranges: Ranges | None = None,
         preset: Callable[[str], Preset] | None = None,
         pools: Iterable[PoolSettings] = (),
+        profiles: Profiles | None = None,
     ) -> None:
         self._registry = registry
         self._images = images
@@ -99,7 +101,7 @@ class EnvironmentManager:
         networks = Networks(records, ranges or Ranges(), preset or partial(presets.preset, home=Home()))
         self._networks = networks
         self._catalogue = Catalogue(self._clock)
-        self._lifecycle = Lifecycle(records, self._catalogue, networks, self._clock)
+        self._lifecycle = Lifecycle(records, self._catalogue, networks, self._clock, profiles or Profiles())
         self.pools = Pools(pools, registry, images, open_channel, self._clock)
         self._recovery = Recovery(
             registry, images, records, self._catalogue, self._lifecycle, networks, self.pools, self._clock

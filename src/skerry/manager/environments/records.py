@@ -253,6 +253,7 @@ class StoredRecords:
                 "pty": command.pty,
                 "user": command.user,
                 "timeout": command.timeout,
+                "profile": command.profile,
                 "began": since_boot(),
                 "caller": {
                     "token": caller.token,

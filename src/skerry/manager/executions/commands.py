@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from skerry.egress.presets import install_variables
 from skerry.errors import InvalidRequest
-from skerry.guest.start import START_MAX, Start
+from skerry.guest.start import START_MAX, Restrictions, Start
 from skerry.policy import MIB, seconds
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class Command:
     stdin: bool = False
     pty: tuple[int, int] | None = None
     """Rows and columns."""
+    profile: str = ""
+    """The execution profile; "" for none. A stateful shell could not get rid of it afterwards."""
 
     def __post_init__(self) -> None:
         if (self.argv is None) == (self.text is None):
@@ -70,6 +72,11 @@ class Command:
         if self.shell and not _SHELL_NAME.fullmatch(self.shell):
             raise InvalidRequest(
                 f"{self.shell!r} is not a name for a shell", hint="up to 24 of A-Z a-z 0-9 _ . -"
+            )
+        if self.shell and self.profile:
+            raise InvalidRequest(
+                "a command of a stateful shell cannot have a profile: the shell would keep it",
+                hint="run the program by itself: `run` in the SDK, `argv` in the API",
             )
         if self.user not in USERS:
             raise InvalidRequest(f"unknown user {self.user!r}", hint=f"known: {', '.join(USERS)}")
@@ -112,6 +119,7 @@ class Command:
             "user": self.user,
             "timeout": self.timeout,
             "pty": self.pty is not None or None,
+            "profile": self.profile or None,
         }
 
     @property
@@ -119,7 +127,9 @@ class Command:
         """The guest's name for the shell: shells belong to one user."""
         return self.shell if self.user == "appuser" else f"{self.shell}@{self.user}"
 
-    def start(self, base: dict[str, str], traceparent: str = "") -> Start:
+    def start(
+        self, base: dict[str, str], traceparent: str = "", restrictions: Restrictions | None = None
+    ) -> Start:
         """The guest's request; variables of the command override those of the environment.
 
         TRACEPARENT is not set in a stateful shell, where it would stay for the commands of other callers.
@@ -152,6 +162,7 @@ class Command:
             stdin=self.stdin,
             pty=self.pty,
             output_limit=self.output_limit,
+            restrictions=restrictions,
         )
 
 

@@ -20,7 +20,7 @@ from skerry.errors import (
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel
 from skerry.guest.process import Exit, GuestProcess
-from skerry.guest.start import Start
+from skerry.guest.start import Restrictions, Start
 from skerry.manager.audit.acts import Digest
 from skerry.manager.caller import Caller
 from skerry.manager.clock import since_boot
@@ -56,6 +56,7 @@ class Execution(Run):
         kept: KeptOutput,
         on_end: Callable[[Execution], None],
         launch: Launch | None = None,
+        restrictions: Restrictions | None = None,
     ) -> None:
         super().__init__(runtime, kept)
         self.caller = caller
@@ -64,7 +65,7 @@ class Execution(Run):
         self.result: ExecutionResult | None = None
         self.ended: asyncio.Future[ExecutionResult] = asyncio.get_running_loop().create_future()
         self._on_end = on_end
-        self._start = command.start(runtime.variables, caller.traceparent)
+        self._start = command.start(runtime.variables, caller.traceparent, restrictions)
         self._launch = launch
         self._act = runtime.act(caller, "execution", {"execution_id": self.id, **command.told})
         self._process: GuestProcess | None = None
@@ -94,6 +95,7 @@ class Execution(Run):
             stdin=detail["stdin"],
             pty=detail["pty"] and tuple(detail["pty"]),
             timeout=detail["timeout"],
+            profile=detail.get("profile", ""),
         )
         execution = cls(runtime, caller, command, kept, on_end)
         execution.id, execution.started_at, execution.lasting = record.id, record.started_at, True
@@ -124,6 +126,7 @@ class Execution(Run):
             pty=self.command.pty is not None,
             outcome="" if result is None else str(result.outcome),
             exit_code=None if result is None else result.exit_code,
+            profile=self.command.profile,
         )
 
     @property
@@ -339,6 +342,7 @@ class Execution(Run):
             duration_seconds=duration,
             usage=usage,
             message=message,
+            profile=self.command.profile,
         )
 
     def _leave(self) -> None:

@@ -142,11 +142,12 @@ class Executions:
             raise Busy(
                 f"{RUNNING_MAX} executions are running in this environment", hint="wait for some to end"
             )
+        restrictions = self.runtime.restrictions(command.profile)
         if not self._large.take(self.runtime.tenant, large):
             raise Busy(
                 "too many executions ask for a large output", hint="wait, or lower output_limit, or stream it"
             )
-        execution = Execution(self.runtime, caller, command, kept, self._ended, launch)
+        execution = Execution(self.runtime, caller, command, kept, self._ended, launch, restrictions)
         execution.large = large
         self._add(execution)
         hit("execute.admitted")

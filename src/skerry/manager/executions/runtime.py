@@ -10,9 +10,11 @@ from typing import Any
 from skerry.backends.base import Backend, Sample
 from skerry.errors import SkerryError, StoreUnavailable
 from skerry.guest.channel import Channel
+from skerry.guest.start import Restrictions
 from skerry.manager.audit.acts import Act, AuditLog, Subject
 from skerry.manager.caller import Caller
 from skerry.manager.executions.output import Log
+from skerry.manager.executions.profiles import Profiles
 from skerry.manager.executions.queue import RunQueue
 from skerry.models import Usage
 
@@ -31,6 +33,7 @@ class Runtime:
         *,
         lost: Callable[[str], None],
         secluded: Callable[[], bool],
+        profiles: Profiles | None = None,
     ) -> None:
         self.tenant = tenant
         self.environment_id = subject.environment_id
@@ -49,6 +52,7 @@ class Runtime:
         self._backend = backend
         self._audit = audit
         self._secluded = secluded
+        self._profiles = profiles or Profiles()
         self._queues: dict[str, RunQueue] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -79,6 +83,10 @@ class Runtime:
         queue.leave()
         if queue.idle:
             self._queues.pop(shell, None)
+
+    def restrictions(self, profile: str) -> Restrictions | None:
+        """Of this execution profile; None for "". Raises InvalidRequest, IsolationUnavailable."""
+        return self._profiles.restrictions(profile, self._backend) if profile else None
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run work in the background, at most as long as the environment lives."""
