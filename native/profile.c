@@ -122,7 +122,8 @@ int sk_profile_apply(const struct sk_start *start, bool pty)
         } else if (f.tag == SK_TAG_ACCESS && ruleset < 0 && f.len == 8) {
             access = sk_get64(f.data);
             done = ruleset = create_ruleset(&access);
-        } else if (f.tag == SK_TAG_RULE && ruleset >= 0 && f.len > 9 && f.data[8] == '/' && f.data[f.len - 1] == 0) {
+        } else if (f.tag == SK_TAG_RULE && ruleset >= 0 && f.len > 9 && f.data[8] == '/' &&
+                   memchr(f.data + 8, 0, f.len - 8) == f.data + f.len - 1) {
             done = add_path(ruleset, (char *)(uintptr_t)f.data + 8, sk_get64(f.data) & access);
         } else {
             errno = EBADMSG;
@@ -153,12 +154,12 @@ static void asked(struct sk_source *source, uint32_t events)
 {
     struct seccomp_question question = { 0 };
     struct seccomp_answer answer = { 0 };
-    if (!(events & EPOLLIN)) {
-        sk_unwatch(source);
+    errno = 0;
+    if (!(events & EPOLLIN) || syscall(SYS_ioctl, source->fd, SECCOMP_RECEIVE, &question) < 0) {
+        if (errno != ENOENT && errno != EINTR) /* else whoever asked is gone */
+            sk_unwatch(source);                /* from now on the kernel says no to all */
         return;
     }
-    if (syscall(SYS_ioctl, source->fd, SECCOMP_RECEIVE, &question) < 0)
-        return; /* whoever asked is gone */
     answer.id = question.id;
     if (sk_process_begins((pid_t)question.pid))
         answer.flags = SECCOMP_CONTINUE;

@@ -112,6 +112,7 @@ async def serve(
     """
     space.check_settings()
     retention.days()
+    profiles = Profiles.load(home.path)
     images = ImageStore(Path(home.images))
     registry = make_registry(home, backend)
     store = await Store.open(home.database)
@@ -120,7 +121,7 @@ async def serve(
     watchdog = Watchdog()
     metrics.others.append(watchdog.lines)
     records = StoredRecords(store, home.identity(), WriteMetrics(metrics))
-    manager = _make_manager(home, registry, images, records)
+    manager = _make_manager(home, registry, images, records, profiles)
     stop = _Stop(manager)
     tokens, quotas, trail = Tokens(store), Quotas(store, manager.isolation.forget), AuditTrail(store)
     authenticator = Authenticator(tokens)
@@ -161,7 +162,7 @@ async def serve(
 
 
 def _make_manager(
-    home: Home, registry: Registry, images: ImageStore, records: StoredRecords
+    home: Home, registry: Registry, images: ImageStore, records: StoredRecords, profiles: Profiles
 ) -> EnvironmentManager:
     """Raises InvalidRequest."""
     return EnvironmentManager(
@@ -171,7 +172,7 @@ def _make_manager(
         ranges=make_ranges(home),
         preset=partial(presets.preset, home=home),
         pools=pools.load(home, Languages(home.path).list()),
-        profiles=Profiles.load(home.path),
+        profiles=profiles,
     )
 
 

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 ATTACH, DETACH = 16, 17
@@ -36,6 +37,10 @@ def _checked(result: int) -> int:
 
 def _write(path: str) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+
+
+def _open(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY))
 
 
 def writes(*directories: str) -> dict[str, dict[str, str]]:
@@ -66,7 +71,7 @@ def executes(*directories: str) -> dict[str, str]:
         path = f"{directory}/copy-{os.getpid()}"
         shutil.copyfile("/bin/true", path)
         os.chmod(path, 0o755)
-        found[directory] = outcome(lambda path=path: subprocess.run([path], check=True))  # type: ignore[misc]
+        found[directory] = outcome(partial(subprocess.run, [path], check=True))
     return found
 
 
@@ -90,9 +95,8 @@ def sockets() -> dict[str, str]:
         "netlink": socket.AF_NETLINK,
     }
     found = {
-        name: outcome(lambda family=family: socket.socket(family, socket.SOCK_DGRAM))
-        for name, family in kinds.items()
-    }  # type: ignore[misc]
+        name: outcome(partial(socket.socket, family, socket.SOCK_DGRAM)) for name, family in kinds.items()
+    }
     found["pair"] = outcome(socket.socketpair)
     found["datagram pair"] = outcome(lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
     return found
@@ -135,7 +139,7 @@ def _mapped(pid: int) -> int:
 
 def shell_pipes() -> dict[str, str]:
     """Writing to what stateful shells read: their files in /run, and the pipes that they hold."""
-    found = {path: outcome(lambda path=path: _write(path)) for path in ("/run/1.c", "/run/new")}  # type: ignore[misc]
+    found = {path: outcome(partial(_write, path)) for path in ("/run/1.c", "/run/new")}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/comm") as comm:
@@ -145,7 +149,7 @@ def shell_pipes() -> dict[str, str]:
         if name == "bash" and int(pid) != os.getppid():
             for fd in (8, 9):
                 place = f"/proc/{pid}/fd/{fd}"
-                found[f"descriptor {fd}"] = outcome(lambda place=place: os.close(os.open(place, os.O_WRONLY)))  # type: ignore[misc]
+                found[f"descriptor {fd}"] = outcome(partial(_open, place))
     return found
 
 
