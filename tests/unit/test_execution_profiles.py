@@ -86,7 +86,7 @@ def test_rules_never_grant_what_is_not_a_place_to_write(name: str) -> None:
     found = restrictions(name)
     writable = {path for access, path in found.rules if access & ~EXECUTE}
     devices = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"}
-    assert writable - devices <= {"/workspace", "/tmp", "/dev/shm"}
+    assert writable - devices <= {"/workspace", "/tmp", "/dev/shm", "/dev/pts"}
     assert (
         found.access & (WRITE_FILE | TRUNCATE | REFER | MAKE_FIFO)
         == WRITE_FILE | TRUNCATE | REFER | MAKE_FIFO
@@ -100,6 +100,8 @@ def test_strict_writes_below_tmp_and_executes_what_cannot_be_written() -> None:
     assert "/workspace" not in {path for _, path in rules}
     assert not any(access & EXECUTE for access, _ in restrictions("offline").rules)
     assert restrictions("offline").access & EXECUTE == 0
+    assert "/dev/pts" in {path for _, path in restrictions("offline").rules}
+    assert "/dev/pts" not in {path for _, path in rules}
 
 
 def test_an_unknown_profile_names_the_known_ones() -> None:

@@ -85,7 +85,8 @@ class ExecutionProfile:
     @cached_property
     def with_paths(self) -> Restrictions:
         rules = [(_CHANGES, path) for path in (_PLACES if self.writable is None else self.writable)]
-        rules += [(_OF_DEVICES, f"/dev/{name}") for name in _DEVICES]
+        devices = _DEVICES if self.writable is not None else (*_DEVICES, "pts")
+        rules += [(_OF_DEVICES, f"/dev/{name}") for name in devices]
         if not self.execute_new:
             rules += [(_EXECUTE, "/*"), (_EXECUTE, "/run/*")]
         return Restrictions(self.filter, _CHANGES | (0 if self.execute_new else _EXECUTE), tuple(rules))
