@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from skerry.errors import DiskFull, GuestFailed, InvalidRequest, LaunchFailed, PlatformError
-from skerry.host.processes import Handle, descendants, is_running, start_time
+from skerry.host.processes import Handle, below_root, descendants, is_running, start_time
 from skerry.host.trees import remove_tree
 
 BACKLOG = 16
@@ -115,7 +115,7 @@ class InstanceDirectory:
 
     def connect(self, *, descriptors: bool = False) -> socket.socket:
         """A stream to the guest. `descriptors` lets the guest send descriptors. Raises GuestFailed."""
-        return _connect(self.socket_path, descriptors=descriptors)
+        return _stream_to(self.socket_path, descriptors=descriptors)
 
     def save(self, record: Record) -> None:
         # A symlink appears whole or not at all, and takes no block of the disk.
@@ -159,6 +159,40 @@ class InstanceDirectory:
             pass
         except OSError as error:
             raise PlatformError(f"cannot remove {self.path}: {error.strerror}") from error
+
+
+def _stream_to(path: str, *, descriptors: bool = False) -> socket.socket:
+    """See InstanceDirectory.connect. Raises GuestFailed."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if not descriptors:
+        # One that nobody takes is closed by whoever reads past it, and a socket can make its end take long.
+        with contextlib.suppress(OSError):  # Linux before 6.16 cannot refuse them
+            sock.setsockopt(socket.SOL_SOCKET, PASS_RIGHTS, 0)
+    try:
+        sock.setblocking(False)
+        sock.connect(path)
+    except OSError as error:
+        sock.close()
+        raise GuestFailed(f"the guest cannot be reached: {error.strerror}") from error
+    return sock
+
+
+def connect_inside(pid: int, path: str) -> socket.socket:
+    """A stream to the guest's socket at `path` below the root of a process. Raises GuestFailed.
+
+    Root inside can put anything in the socket's place; whoever has broken out of a runtime, anything in place of the
+    directories on the way.
+    """
+    try:
+        place = below_root(pid, *path.split("/"))
+    except OSError as error:
+        raise GuestFailed(f"the guest cannot be reached: {error.strerror}") from error
+    try:
+        if not stat.S_ISSOCK(os.fstat(place).st_mode):
+            raise GuestFailed("the guest cannot be reached: its socket is gone")
+        return _stream_to(f"/proc/self/fd/{place}")
+    finally:
+        os.close(place)
 
 
 def not_made(path: str, error: OSError) -> DiskFull | LaunchFailed:
@@ -211,37 +245,6 @@ class Running:
                 await self.handle.wait()
         except TimeoutError as error:
             raise PlatformError(f"process {self.handle.pid} does not die") from error
-
-
-def connect_within(process: Handle, path: str) -> socket.socket:
-    """A stream to what listens at `path` below the root of a process. Raises GuestFailed."""
-    try:
-        # Root inside can put anything there: a link would be followed outside.
-        place = os.open(f"/proc/{process.pid}/root/{path}", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise GuestFailed(f"the guest cannot be reached: {error.strerror}") from error
-    try:
-        if process.ended() or not stat.S_ISSOCK(os.fstat(place).st_mode):
-            raise GuestFailed("the guest cannot be reached: its socket is gone")
-        return _connect(f"/proc/self/fd/{place}")
-    finally:
-        os.close(place)
-
-
-def _connect(path: str, *, descriptors: bool = False) -> socket.socket:
-    """See InstanceDirectory.connect. Raises GuestFailed."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    if not descriptors:
-        # One that nobody takes is closed by whoever reads past it, and a socket can make its end take long.
-        with contextlib.suppress(OSError):  # Linux before 6.16 cannot refuse them
-            sock.setsockopt(socket.SOL_SOCKET, PASS_RIGHTS, 0)
-    try:
-        sock.setblocking(False)
-        sock.connect(path)
-    except OSError as error:
-        sock.close()
-        raise GuestFailed(f"the guest cannot be reached: {error.strerror}") from error
-    return sock
 
 
 def helpers_in(directory: str) -> list[int]:

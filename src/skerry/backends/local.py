@@ -25,6 +25,7 @@ from skerry.host import mounts, plan, readback, uids
 from skerry.host.cgroups import Cgroup
 from skerry.host.launcher import step_failed
 from skerry.host.network import identity
+from skerry.host.processes import below_root
 from skerry.host.volumes import SUBDIR, device_of
 from skerry.images.store import Image
 from skerry.models import Usage
@@ -275,9 +276,13 @@ class LocalBackend(ABC):
             live = self._live.get(id_)
             if facts.workspace == "disk" and live is not None:
                 with contextlib.suppress(OSError):  # it has just ended
-                    # A mount point in a read-only root: nothing inside can put a link in its place.
-                    found = os.statvfs(f"/proc/{live.running.handle.pid}/root/workspace")
-                    total += (found.f_blocks - found.f_bfree) * found.f_frsize
+                    place = below_root(live.running.handle.pid, "workspace")
+                    try:
+                        found = os.statvfs(place)
+                    finally:
+                        os.close(place)
+                    used = (found.f_blocks - found.f_bfree) * found.f_frsize
+                    total += min(used, facts.policy.limits.disk)  # more is what nobody has promised
         return total
 
     async def _volume(self, policy: Policy, uid_base: int | None) -> int:
@@ -377,6 +382,10 @@ class LocalBackend(ABC):
         """The loop device of its workspace; None for other workspaces."""
         if self._volumes is not None:
             with contextlib.suppress(OSError):  # it has ended
-                device = device_of(f"/proc/{running.handle.pid}/root/workspace")
+                place = below_root(running.handle.pid, "workspace")
+                try:
+                    device = device_of(place)
+                finally:
+                    os.close(place)
                 return device if device.startswith("7:") else None
         return None

@@ -20,7 +20,7 @@ from pathlib import Path
 from skerry.backends.base import Capabilities, InstanceSpec
 from skerry.backends.blanks import Blank
 from skerry.backends.enforcement import workspace_limits
-from skerry.backends.instances import InstanceDirectory, Running, connect_within, not_made
+from skerry.backends.instances import InstanceDirectory, Running, connect_inside, not_made
 from skerry.backends.local import Descriptors, Facts, LocalBackend, Ready
 from skerry.backends.machine import Machine
 from skerry.errors import GuestFailed, IsolationUnavailable, LaunchFailed, SkerryError
@@ -171,7 +171,7 @@ class OciBackend(LocalBackend):
         if record is None or (running := Running.from_record(record)) is None:
             raise GuestFailed("the guest cannot be reached: its processes are gone")
         try:
-            return connect_within(running.handle, bundle.SOCKET)
+            return connect_inside(running.handle.pid, bundle.SOCKET)
         finally:
             running.handle.close()
 

@@ -28,6 +28,19 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def below_root(pid: int, *names: str) -> int:
+    """An O_PATH descriptor of a file in the root of a process, by the names on the way. Follows no symlink: what is in
+    that root may be a hostile program's, and a link there would lead into ours. Raises OSError."""
+    place = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_CLOEXEC)
+    for name in names:
+        try:
+            further = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+        finally:
+            os.close(place)
+        place = further
+    return place
+
+
 def descendants(pid: int) -> list[int]:
     """All living processes below `pid`, nearest first."""
     parents: dict[int, int] = {}
