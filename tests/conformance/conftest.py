@@ -23,7 +23,7 @@ from skerry.backends.base import Backend
 from tests import support
 from tests.conformance import elsewhere
 from tests.conformance.harness import Box, Site
-from tests.conformance.kinds import GIVES, KINDS, Kind
+from tests.conformance.kinds import KINDS, Kind, skip_unless_given
 
 TEST_SECONDS = 50.0
 
@@ -64,10 +64,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if (kind := _kind(item)) is not None:
-        for marker in item.iter_markers("needs"):
-            for need in marker.args:
-                if need not in kind.gives:
-                    pytest.skip(f"{kind.name} does not give {GIVES[need]}")
+        skip_unless_given(item, kind.name, kind.gives)
 
 
 def _kind(item: pytest.Item) -> Kind | None:

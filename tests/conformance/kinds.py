@@ -1,17 +1,26 @@
-"""Which backends the suite runs against: a new one needs one entry here, and nothing else."""
+"""Which backends the suites run against: a new one needs one entry here, and nothing else.
+
+The conformance suite takes all of them; those of attacks, networks and leaks take `namespace` and RUNGS.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from skerry.backends.base import Backend
+import pytest
+
+from skerry.backends.base import Backend, Capabilities
 from skerry.backends.fake import FakeBackend
 from skerry.backends.machine import Machine
 from skerry.backends.namespace import NamespaceBackend
 from skerry.backends.oci import OciBackend
+from skerry.failpoints import POINTS
 from skerry.host import readback
+from tests import support
 
 GIVES = {
     "isolated": "a process tree and a network that are its own",
@@ -24,6 +33,9 @@ GIVES = {
     "terminals": "a /dev/tty, and a raw terminal without signals",
     "nameless": "files without a name (O_TMPFILE)",
     "path_rules": "executions that are limited to paths",
+    "landlock": "Landlock",
+    "late_network": "a network for what was created without one",
+    "prepared": "instances that are made ahead of need",
 }
 """What a behaviour may need beyond the contract; a test names it by `@needs("...")`."""
 
@@ -34,10 +46,12 @@ class Kind:
     make: Callable[[str], Backend]
     """From the path of a home that exists."""
     gives: frozenset[str]
+    failpoints: frozenset[str] = frozenset(POINTS)
+    """Those that its creates and deletes pass."""
 
 
 _AS_ROOT = os.geteuid() == 0
-_LINUX = frozenset({"host_processes", "terminals", "nameless"})
+_LINUX = frozenset({"host_processes", "terminals", "nameless", "landlock"})
 """Of the host's own kernel."""
 
 KINDS = (
@@ -46,13 +60,44 @@ KINDS = (
         "namespace",
         lambda home: NamespaceBackend(Machine(home)),
         _LINUX
-        | {"isolated", "own_root", "plain_user", "pids"}
+        | {"isolated", "own_root", "plain_user", "pids", "late_network", "prepared"}
         | ({"counters", "users"} if _AS_ROOT else set())
         | ({"path_rules"} if not readback.path_rules() else set()),
     ),
     Kind(
         "oci",
         lambda home: OciBackend(Machine(home)),
-        frozenset({"isolated", "own_root", "plain_user", "counters", "users"}),
+        frozenset({"isolated", "own_root", "plain_user", "counters", "users", "prepared"}),
     ),
 )
+RUNGS = {kind.name: kind for kind in KINDS if kind.name not in ("fake", "namespace")}
+"""The backends of stronger isolation, by name."""
+
+
+@functools.cache
+def unavailable(name: str) -> str:
+    """Why a rung does not work here; empty if it does."""
+
+    async def probe(backend: Backend) -> Capabilities:
+        try:
+            return await backend.capabilities()
+        finally:
+            await backend.close()
+
+    with support.temporary_home() as home:
+        found = asyncio.run(probe(RUNGS[name].make(str(home))))
+    return "" if found.available else found.reason
+
+
+def require(name: str) -> None:
+    """Skip a test if a rung does not work here; fail it in CI."""
+    if reason := unavailable(name):
+        support.missing(f"{name} is not available here: {reason}")
+
+
+def skip_unless_given(item: pytest.Item, name: str, gives: frozenset[str]) -> None:
+    """Skip a test that `needs` what is not given."""
+    for marker in item.iter_markers("needs"):
+        for need in marker.args:
+            if need not in gives:
+                pytest.skip(f"{name} does not give {GIVES[need]}")

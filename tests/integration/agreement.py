@@ -31,16 +31,6 @@ def check(home: Path) -> set[str]:
     return live
 
 
-def programs(home: Path, environment_id: str) -> list[list[str]]:
-    """The command lines of all that run in an environment."""
-    places = (f"{_cgroup_parent(home)}skerry-{environment_id}", f"{home}/instances/{environment_id}/")
-    return [
-        process.argv
-        for process in leaks.processes()
-        if any(place in _belongs_to(process.pid) for place in places)
-    ]
-
-
 async def _rows(home: Home) -> tuple[set[str], int]:
     """The ids of the live ones of this home, and how many have a workspace on disk."""
 

@@ -8,6 +8,9 @@ import pytest
 
 from skerry.client import autostart
 from tests import support
+from tests.conformance import kinds
+from tests.conformance.kinds import RUNGS, skip_unless_given
+from tests.integration import daemon as daemons
 from tests.integration.daemon import Daemon, started
 
 BACKENDS = {"namespace": (), "fake": ("--backend", "fake")}
@@ -28,10 +31,34 @@ def environment(daemon: Daemon) -> Iterator[str]:
     daemon.call("DELETE", f"/environments/{environment_id}")
 
 
-@pytest.fixture(params=support.first_of(["rootful", "rootless"]))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test of a daemon's `user`: root's, another's, and root's with each rung, which is a soak but in tests that
+    are marked `each_rung`."""
+    if "user" in metafunc.fixturenames and not _chosen_by_itself(metafunc):
+        marks = [] if metafunc.definition.get_closest_marker("each_rung") else [pytest.mark.soak]
+        rungs = (pytest.param(name, marks=marks) for name in RUNGS)
+        whose = [*support.first_of(["rootful", "rootless"]), *rungs]
+        metafunc.parametrize("user", whose, indirect=True)
+
+
+def _chosen_by_itself(metafunc: pytest.Metafunc) -> bool:
+    return any("user" in marker.args[0] for marker in metafunc.definition.iter_markers("parametrize"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    callspec = getattr(item, "callspec", None)
+    if callspec is not None and (rung := RUNGS.get(callspec.params.get("user", ""))) is not None:
+        skip_unless_given(item, rung.name, rung.gives)
+
+
+@pytest.fixture
 def user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> support.Nobody | None:
-    """Whose the daemon is; None: root's."""
+    """Whose the daemon is; None: root's. Of a rung, its daemon serves every request with that backend."""
     if request.param == "rootful":
+        return None
+    if request.param in RUNGS:
+        kinds.require(request.param)
+        monkeypatch.setattr(daemons, "OPTIONS", ("--backend", request.param))
         return None
     # Root may use the daemons of others, but its SDK has to be talked into it.
     monkeypatch.setattr(autostart, "_peer", lambda sock: (0, 0))

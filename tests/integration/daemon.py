@@ -18,6 +18,8 @@ from typing import Any, Protocol
 from tests.support import Nobody
 
 START_SECONDS = 30.0
+OPTIONS: tuple[str, ...] = ()
+"""Of every daemon that is started, before its own: the fixture `user` chooses a backend by it."""
 
 
 class Connection(http.client.HTTPConnection):
@@ -145,7 +147,7 @@ def launch(
 ) -> tuple[subprocess.Popen[bytes], bytes]:
     """A new daemon process, this user's or another's, and its first word: `ready`, or a problem."""
     ready, tell = os.pipe()
-    arguments = ["-m", module, "--home", str(home), "--ready-fd", str(tell), *options]
+    arguments = ["-m", module, "--home", str(home), "--ready-fd", str(tell), *OPTIONS, *options]
     settings = {name: value for name, value in os.environ.items() if name.startswith("SKERRY_")}
     with open(home / "daemon.log", "ab") as log:
         process = subprocess.Popen(

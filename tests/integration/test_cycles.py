@@ -1,4 +1,4 @@
-"""A thousand environments, one after the other, and a daemon that is killed: nothing of them stays."""
+"""Many environments on each backend, and a daemon that is killed: nothing of them stays."""
 
 from __future__ import annotations
 
@@ -20,11 +20,18 @@ import skerry
 from skerry.backends import blanks
 from skerry.host import uids
 from tests import leaks
+from tests.conformance import kinds
+from tests.conformance.kinds import RUNGS
+from tests.integration.daemon import Daemon, started
 
 ON_DISK = 5
 """One of how many cycles has its workspace on disk."""
 THREADS = 4
 WARM_UP = 20
+RUNG_CYCLES = 8
+"""On each rung, in `make test`."""
+WRITTEN_DOWN = [name for name, kind in RUNGS.items() if "prepared" in kind.gives]
+"""The rungs whose environments are processes that the daemon has written down."""
 SETTLE_SECONDS = 20.0
 
 
@@ -70,24 +77,48 @@ def belongings(home: Path, pid: int) -> dict[str, Counter[str]]:
     return {kind: Counter(re.sub(changing, "N", item) for item in items) for kind, items in found.items()}
 
 
-def cycle(client: skerry.Client, workspace: str) -> int:
-    """One life of an environment; returns the first of its user ids on the host."""
-    with skerry.Environment(workspace=workspace, client=client) as env:
-        result = env.execute("echo $((6 * 7)) | tee file; cat /proc/self/uid_map")
-        answer, ids = result.stdout.splitlines()
-        assert answer == "42"
-        return int(ids.split()[1])
+def cycle(client: skerry.Client, backend: str, workspace: str) -> int:
+    """One life of an environment; returns the first of its user ids on the host, 0 if it has none of its own."""
+    with skerry.Environment(workspace=workspace, backend=backend, client=client) as env:
+        assert env.execute("echo $((6 * 7)) | tee file").stdout == "42\n"
+        return int(recorded(Path(client.version()["home"], "instances", env.id))[2])
 
 
-@pytest.mark.parametrize("cycles", [50, pytest.param(1000, marks=pytest.mark.soak)])
-def test_many_cycles_leave_nothing(client: skerry.Client, home: Path, cycles: int) -> None:
-    pid = client.version()["pid"]
-    for number in range(WARM_UP):
-        cycle(client, "memory" if number % 5 else "auto")
+def recorded(instance: Path) -> list[str]:
+    """What a daemon has written down for an instance: process, start time, first of its user ids."""
+    try:
+        return os.readlink(instance / "process").split()
+    except FileNotFoundError:  # not by its backend
+        return ["0", "0", "0"]
+
+
+def on_each(short: int, whole: int, rungs: int) -> pytest.MarkDecorator:
+    """Cycles in `make test`, in the long run, and on each rung in the long run."""
+    soak = pytest.mark.soak
+    cases = [("namespace", short), pytest.param("namespace", whole, marks=soak)]
+    for name in RUNGS:
+        cases += [(name, RUNG_CYCLES), pytest.param(name, rungs, marks=soak)]
+    return pytest.mark.parametrize(("backend", "cycles"), cases)
+
+
+@on_each(50, 1000, 100)
+def test_many_cycles_leave_nothing(home: Path, backend: str, cycles: int) -> None:
+    if backend in RUNGS:
+        kinds.require(backend)
+    # With one backend, as a probe of another would leave what it prepares.
+    with started(home, "--backend", backend) as daemon, skerry.Client(str(home)) as client:
+        many_cycles(client, daemon, backend, cycles)
+
+
+def many_cycles(client: skerry.Client, daemon: Daemon, backend: str, cycles: int) -> None:
+    home, pid = daemon.home, daemon.process.pid
+    for number in range(min(WARM_UP, cycles)):
+        cycle(client, backend, "memory" if number % 5 else "auto")
     client.close()  # its idle connections, which are open files of the daemon too
     deadline = time.monotonic() + SETTLE_SECONDS
+    made_ahead = blanks.READY if backend not in RUNGS or "prepared" in RUNGS[backend].gives else 0
     # Complete ones: with a process that is written down.
-    while sum((each / "process").is_symlink() for each in (home / "instances").iterdir()) < blanks.READY:
+    while sum((each / "process").is_symlink() for each in (home / "instances").iterdir()) < made_ahead:
         assert time.monotonic() < deadline, "what is kept ready is not made"
         time.sleep(0.01)
     before = belongings(home, pid)
@@ -96,7 +127,7 @@ def test_many_cycles_leave_nothing(client: skerry.Client, home: Path, cycles: in
 
     def work() -> None:
         for number in numbers:
-            ranges.append(cycle(client, "auto" if number % ON_DISK == 0 else "memory"))
+            ranges.append(cycle(client, backend, "auto" if number % ON_DISK == 0 else "memory"))
 
     with ThreadPoolExecutor(THREADS) as pool:
         for worker in [pool.submit(work) for _ in range(THREADS)]:
@@ -109,7 +140,7 @@ def test_many_cycles_leave_nothing(client: skerry.Client, home: Path, cycles: in
     while left := new(before, belongings(home, pid)):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
-    assert [base for base in ranges if is_void_claim(uids._path(base))] == []
+    assert [base for base in ranges if base and is_void_claim(uids._path(base))] == []
 
 
 def is_void_claim(path: str) -> bool:
@@ -125,16 +156,21 @@ def new(before: dict[str, Counter[str]], after: dict[str, Counter[str]]) -> dict
     return {kind: more for kind in before if (more := after[kind] - before[kind])}
 
 
-def test_what_a_killed_daemon_left_is_removed_by_the_next(client: skerry.Client, home: Path) -> None:
+@pytest.mark.parametrize("backend", ["namespace", *WRITTEN_DOWN])
+def test_what_a_killed_daemon_left_is_removed_by_the_next(
+    client: skerry.Client, home: Path, backend: str
+) -> None:
+    if backend in RUNGS:
+        kinds.require(backend)
     pid = client.version()["pid"]
     environments = []
     for number in range(5):
         workspace = "memory" if number % 2 else "auto"
-        env = skerry.Environment(workspace=workspace, client=client).create()
+        env = skerry.Environment(workspace=workspace, backend=backend, client=client).create()
         env.execute("sleep 1000 & (setsid sleep 1000 &)")
         environments.append(env)
     ready = home / "instances"
-    kept = {guest(ready / env.id) for env in environments}
+    kept = {int(recorded(ready / env.id)[0]) for env in environments}
     # Beside them there are those that are made ready for the next ones, which end with their daemon.
     inside = [process for process in children(pid) if process.pid in kept]
     others = [process for process in children(pid) if process.pid not in kept]
@@ -157,13 +193,8 @@ def test_what_a_killed_daemon_left_is_removed_by_the_next(client: skerry.Client,
         pass
     fresh = belongings(home, client.version()["pid"])
     assert fresh["cgroups"] == fresh["processes"] == Counter()
-    cycle(client, "auto")
+    cycle(client, backend, "auto")
 
 
 def is_alive(process: leaks.Process) -> bool:
     return any((other.pid, other.started) == (process.pid, process.started) for other in leaks.processes())
-
-
-def guest(instance: Path) -> int:
-    """The process that a daemon has written down for it."""
-    return int(os.readlink(instance / "process").split()[0])

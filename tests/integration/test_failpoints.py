@@ -16,6 +16,8 @@ import pytest
 from skerry.failpoints import POINTS, VARIABLE
 from skerry.ids import new_id
 from tests import support
+from tests.conformance import kinds
+from tests.conformance.kinds import RUNGS
 from tests.integration import agreement
 from tests.integration.daemon import Daemon, launch
 from tests.integration.nursery import Nursery, nursery
@@ -25,6 +27,7 @@ SLEEP = ["sleep", "4321"]
 NEW: dict[str, Any] = {"name": "new", "lifetime": 1000}
 PLACES = {
     "namespace": set(POINTS),
+    **{name: kind.failpoints for name, kind in RUNGS.items()},
     "fake": {point for point in POINTS if not point.startswith(("blank.", "volume."))}
     - {"create.noted", "delete.cgroups"},
     # Where the store matters; the rest is the same code.
@@ -138,11 +141,13 @@ class Place:
     @property
     def options(self) -> tuple[str, ...]:
         """With one backend, as the probes of others would pass the same points."""
-        return ("--backend", "fake" if self.kind == "fake" else "namespace")
+        return ("--backend", "namespace" if self.kind == "postgres" else self.kind)
 
 
 @pytest.fixture(scope="module")
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    if request.param in RUNGS:
+        kinds.require(request.param)
     with support.temporary_home() as home, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SKERRY_HOME", str(home))
         if request.param == "postgres":
@@ -161,14 +166,18 @@ def world(place: Place, daemons: Nursery) -> Iterator[World]:
 
 
 def points(*prefixes: str) -> pytest.MarkDecorator:
-    """Failpoints by prefix, at each kind of place that reaches them. All but the first are soaks."""
+    """Failpoints by prefix, at each kind of place that reaches them. All but the first are soaks, and of creates and
+    deletes the first on each rung."""
     found = [
         (kind, point)
         for kind, some in PLACES.items()
         for point in POINTS
         if point.startswith(prefixes) and point in some
     ]
-    cases = [pytest.param(*each, marks=pytest.mark.soak if each != found[0] else ()) for each in found]
+    short = {found[0]}
+    if prefixes[0] in ("create.", "delete."):
+        short |= {next(each for each in found if each[0] == name) for name in RUNGS}
+    cases = [pytest.param(*each, marks=() if each in short else pytest.mark.soak) for each in found]
     return pytest.mark.parametrize(("place", "point"), cases, indirect=["place"])
 
 
@@ -253,7 +262,8 @@ def test_execute(world: World, point: str, how: str) -> None:
         left = running(daemon, world.old) - {world.background[world.old]}
         lives = point in ("execute.recorded", "execute.output") and how == "background"
         assert len(left) == lives
-        assert agreement.programs(world.home, world.old).count(["sleep", "9876"]) == lives
+        look = ["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"]
+        assert daemon.execute(world.old, look)["stdout"].count("sleep 9876 ") == lives
         inside = daemon.execute(world.old, ["sh", "-c", "cat begun 2>/dev/null"])["stdout"]
         if point in ("execute.admitted", "execute.intended"):
             assert inside == ""

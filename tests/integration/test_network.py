@@ -24,6 +24,7 @@ from tests.integration.internet import internet
 from tests.integration.networks import INTERNAL, OTHER, PUBLIC, contained, fetch, home_of, world
 
 pytestmark = pytest.mark.root
+needs, each_rung = pytest.mark.needs, pytest.mark.each_rung
 HOLD = """
 import socket
 held = [socket.create_connection(("example.com", 80)) for _ in range(2)]
@@ -39,6 +40,7 @@ def _start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(networks, "POOLED", request.param)
 
 
+@each_rung
 @contained
 def test_nothing_by_default(user: support.Nobody | None) -> None:
     with world(user) as (outside, _, client), Environment(client=client) as env:
@@ -49,6 +51,7 @@ def test_nothing_by_default(user: support.Nobody | None) -> None:
         assert env.network.show()["network"] == "none"
 
 
+@each_rung
 @pytest.mark.requirement("R33", "F6")
 @contained
 def test_exactly_what_was_allowed(user: support.Nobody | None) -> None:
@@ -119,10 +122,10 @@ def test_never_the_inside(user: support.Nobody | None) -> None:
 
 def prepared(daemon: Daemon) -> int:
     text = daemon.raw("GET", "/metrics")[2].decode()
-    (found,) = re.findall(r'^skerry_instances_prepared{backend="namespace"} (\d+)', text, re.MULTILINE)
-    return int(found)
+    return sum(map(int, re.findall(r"^skerry_instances_prepared{.*} (\d+)", text, re.MULTILINE)))
 
 
+@needs("prepared")
 @contained
 def test_one_that_was_made_ready_is_as_one_that_was_not(user: support.Nobody | None) -> None:
     """The half of a start that depends on nothing is made ahead."""
@@ -167,6 +170,7 @@ def test_operators_know_their_ranges(user: support.Nobody | None, monkeypatch: p
         assert "internal here" in fetch(env, "http://www.example.com/")
 
 
+@needs("late_network")
 @contained
 def test_a_change_counts_at_once(user: support.Nobody | None) -> None:
     with world(user) as (_, _, client), Environment(client=client) as env:

@@ -55,6 +55,7 @@ print("nothing")
 """
 
 
+@pytest.mark.needs("late_network")
 @contained
 def test_it_outlives_the_daemon(user: support.Nobody | None) -> None:
     with internet([PUBLIC, OTHER, INTERNAL]) as outside, home_of(user) as home:

@@ -3,6 +3,7 @@
 box = boxes("rootful")                          shared by all tests that ask for the same
 box = boxes("rootless", without=["seccomp"])    with a defence taken away: see keeper.py
 with boxes.fresh("rootful") as box: ...         one of its own, for tests that may break it
+box = boxes("oci")                              of another backend: see tests/conformance/kinds.py
 box.run(["id", "-u"]).text, box.shell("pwd").code, box.put("a.txt", b"...")
 """
 
@@ -16,7 +17,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,11 +103,15 @@ class Keeper:
             self._process.stdout.close()
 
 
+class NoControl(Exception):
+    """A defence cannot be taken away on this rung: what follows is shown on `namespace`."""
+
+
 class Running:
     """Something that was started in a box."""
 
     def __init__(self, box: Box, name: str) -> None:
-        self._keeper = box.keeper
+        self._box, self._keeper = box, box.keeper
         self.name = name
 
     def until(self, text: str) -> None:
@@ -119,6 +124,7 @@ class Running:
 
     def finish(self, seconds: float = SECONDS) -> Result:
         found = self._keeper.call("finish", name=self.name, seconds=seconds)
+        self._box.used()
         stdout, stderr = (base64.b64decode(found[stream]) for stream in ("stdout", "stderr"))
         return Result(found["code"], found["signal"], stdout, stderr, found["late"])
 
@@ -128,8 +134,12 @@ class Box:
 
     _names = itertools.count()
 
-    def __init__(self, keeper: Keeper, mode: str, id_: str, pid: int) -> None:
+    def __init__(
+        self, keeper: Keeper, mode: str, id_: str, pid: int, used: Callable[[], None] = lambda: None
+    ) -> None:
         self.keeper = keeper
+        self.used = used
+        """Called for each program that has run in it."""
         self.mode = mode
         self.id = id_
         self.pid = pid
@@ -218,6 +228,8 @@ class Boxes:
     def __init__(self, keepers: Mapping[str, Keeper]) -> None:
         self._keepers = keepers
         self._shared: dict[str, Box] = {}
+        self.shown = False
+        """True if the test that runs now has run a program in a box."""
 
     def __call__(self, mode: str, **options: Any) -> Box:
         key = repr((mode, sorted(options.items())))
@@ -246,6 +258,8 @@ class Boxes:
         workspace: str = "memory",
     ) -> Box:
         keeper = self._keepers[mode]
+        if mode not in MODES and (without or binds or helper or program):
+            raise NoControl(f"on {mode} no defence is taken away: see the same test on namespace")
         made = keeper.call(
             "create",
             without=list(without),
@@ -256,7 +270,10 @@ class Boxes:
             limits={**LIMITS, **(limits or {})},
             workspace=workspace,
         )
-        return Box(keeper, mode, made["id"], made["pid"])
+        return Box(keeper, mode, made["id"], made["pid"], self._used)
+
+    def _used(self) -> None:
+        self.shown = True
 
 
-__all__ = ["MODES", "Box", "Boxes", "Keeper", "Result", "Running", "SkerryError"]
+__all__ = ["MODES", "Box", "Boxes", "Keeper", "NoControl", "Result", "Running", "SkerryError"]

@@ -16,12 +16,48 @@ import skerry
 from scripts import build_native
 from skerry.client import autostart
 from tests import support
-from tests.security.box import MODES, Boxes, Keeper
+from tests.conformance.kinds import GIVES, RUNGS, skip_unless_given
+from tests.security.box import MODES, Boxes, Keeper, NoControl
 from tests.security.daemons import Serve, server
 from tests.security.sanitized import edited
 
 KEEPER = Path(__file__).parent / "keeper.py"
 ROOT = Path(__file__).parents[2]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test of `mode` or of a daemon's `client`: as root, as another user, and on each rung.
+
+    `make test` takes the first, and of tests marked `each_rung` the rungs too.
+    """
+    marks = [] if metafunc.definition.get_closest_marker("each_rung") else [pytest.mark.soak]
+    modes = [*support.first_of(MODES), *(pytest.param(name, marks=marks) for name in RUNGS)]
+    for name in ("mode", "client"):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, modes, indirect=True, scope="module" if name == "client" else None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    callspec = getattr(item, "callspec", None)
+    params = {} if callspec is None else callspec.params
+    mode = params.get("mode") or params.get("client")
+    if mode is not None:
+        others = frozenset(GIVES) - ({"users"} if mode == "rootless" else set())
+        skip_unless_given(item, mode, RUNGS[mode].gives if mode in RUNGS else others)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """On a rung, a test ends where it would take a defence of `namespace` away."""
+    boxes = pyfuncitem.funcargs.get("boxes")
+    if isinstance(boxes, Boxes):
+        boxes.shown = False
+    try:
+        return (yield)
+    except NoControl as end:
+        if not (isinstance(boxes, Boxes) and boxes.shown):
+            pytest.skip(str(end))
+        return True  # type: ignore[return-value]
 
 
 class _Keepers(dict[str, Keeper]):
@@ -31,7 +67,7 @@ class _Keepers(dict[str, Keeper]):
         self._stack = stack
 
     def __missing__(self, mode: str) -> Keeper:
-        if mode == "rootful" and os.geteuid() != 0:
+        if mode != "rootless" and os.geteuid() != 0:
             support.missing("needs root")
         other = mode == "rootless" and os.geteuid() == 0
         home = self._stack.enter_context(support.temporary_home(support.NOBODY if other else None))
@@ -45,8 +81,11 @@ class _Keepers(dict[str, Keeper]):
             more = ["setpriv", "--groups=0,1234"] if os.geteuid() == 0 else []
             argv, env, cwd = [*more, sys.executable], {**os.environ, "SKERRY_HOME": str(home)}, os.getcwd()
         # As text, since the file may be out of the other user's reach.
-        keeper = Keeper([*argv, "-c", KEEPER.read_text(), str(home)], env, cwd)
+        rung = [mode] if mode in RUNGS else []
+        keeper = Keeper([*argv, "-c", KEEPER.read_text(), str(home), *rung], env, cwd)
         self._stack.callback(keeper.close)
+        if reason := keeper.call("unavailable"):
+            support.missing(f"{mode} is not available here: {reason}")
         self[mode] = keeper
         return keeper
 
@@ -57,7 +96,7 @@ def boxes() -> Iterator[Boxes]:
         yield Boxes(_Keepers(stack))
 
 
-@pytest.fixture(params=support.first_of(MODES))
+@pytest.fixture
 def mode(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
@@ -69,9 +108,9 @@ def serve(request: pytest.FixtureRequest) -> Serve:
     return server(lambda: request.getfixturevalue("_python_for_nobody"))
 
 
-@pytest.fixture(scope="module", params=support.first_of(MODES))
+@pytest.fixture(scope="module")
 def client(request: pytest.FixtureRequest, serve: Serve) -> Iterator[skerry.Client]:
-    """Of a daemon of root's, and then of one of `nobody`'s."""
+    """Of a daemon of root's, of one of `nobody`'s, and of root's with each rung."""
     with serve(request.param) as home, pytest.MonkeyPatch.context() as patch:
         # Every daemon serves root too; it is the client that trusts none of another user's.
         peer = autostart._peer

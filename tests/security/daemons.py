@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Protocol
 
 from tests import support
+from tests.conformance.kinds import RUNGS
+from tests.security.box import NoControl
 
 # The daemon with another helper than the one that was built.
 PATCHED = """
@@ -35,7 +37,7 @@ def server(python_for_nobody: Callable[[], tuple[str, Path | None]]) -> Serve:
     @contextmanager
     def serve(mode: str, helper: Path | None = None) -> Iterator[Path]:
         """The home of a fresh daemon, which ends with all its environments."""
-        if mode == "rootful" and os.geteuid() != 0:
+        if mode != "rootless" and os.geteuid() != 0:
             support.missing("needs root")
         other = mode == "rootless" and os.geteuid() == 0
         if other:
@@ -45,10 +47,13 @@ def server(python_for_nobody: Callable[[], tuple[str, Path | None]]) -> Serve:
             if other:
                 nobody = support.Nobody(home, *python_for_nobody())
                 argv, env, cwd = nobody.argv([nobody.python]), nobody.env, home
+            if mode in RUNGS and helper:
+                raise NoControl(f"on {mode} no defence is taken away: see the same test on namespace")
             module = ["-c", PATCHED, str(helper)] if helper else ["-m", "skerry.daemon"]
+            backend = ["--backend", mode] if mode in RUNGS else []
             ready, tell = os.pipe()
             with subprocess.Popen(
-                [*argv, *module, "--home", str(home), "--foreground", "--ready-fd", str(tell)],
+                [*argv, *module, "--home", str(home), "--foreground", "--ready-fd", str(tell), *backend],
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[tell],

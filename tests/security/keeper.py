@@ -11,6 +11,8 @@ program for seccomp.
     own-proc     the host's /proc in place of one of its own
     own-root     the stored tree that its / is, but writable
     sealed       the helper runs from a memfd that can be written to
+
+With the name of another backend as a further argument it keeps environments of that, whole ones alone.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from skerry.backends import blanks
-from skerry.backends.base import InstanceSpec
+from skerry.backends.base import Backend, InstanceSpec
 from skerry.backends.machine import Machine
 from skerry.backends.namespace import NamespaceBackend
 from skerry.errors import SkerryError
@@ -108,15 +110,20 @@ class _Unsealed(launcher.Helper):
 
 
 class Keeper:
-    def __init__(self, home: str) -> None:
+    def __init__(self, home: str, rung: str = "") -> None:
         self._home = home
-        self._machine = Machine(home)
-        self._backend = NamespaceBackend(self._machine)
+        self._machine = None if rung else Machine(home)
+        self._backend = _rung(rung, home) if self._machine is None else NamespaceBackend(self._machine)
         self._image = ImageStore(Path(home, "images")).get("host")
         self._channels: dict[str, Channel] = {}
         self._processes: dict[str, GuestProcess] = {}
         self._creating = asyncio.Lock()
         blanks.READY = 0  # each is made for its own weaknesses
+
+    async def unavailable(self) -> str:
+        """Why its backend does not work here; empty if it does."""
+        found = await self._backend.capabilities()
+        return "" if found.available else found.reason
 
     async def create(
         self,
@@ -128,23 +135,33 @@ class Keeper:
         limits: dict[str, Any],
         workspace: str,
     ) -> dict[str, Any]:
-        """A new environment: its id, and the host's pid of its process 1."""
+        """A new environment: its id, and the host's pid of its process 1 (0 if there is none)."""
         id_ = new_id()
         policy = Policy(profile=profile, limits=Limits(**limits), workspace=workspace)
         async with self._creating:
             other = None if program is None else base64.b64decode(program)
-            restore = self._weaken(set(without), binds, helper, ALLOW_ALL if "seccomp" in without else other)
+            filter = ALLOW_ALL if "seccomp" in without else other
+            restore = self._weaken(self._machine, set(without), binds, helper, filter)
             try:
                 await self._backend.start(InstanceSpec(id_, self._image, policy))
             finally:
                 restore()
         self._channels[id_] = await Channel.open(await self._backend.connect(id_))
-        return {"id": id_, "pid": self._backend._live[id_].running.handle.pid}
+        live = getattr(self._backend, "_live", {}).get(id_)
+        return {"id": id_, "pid": 0 if live is None else live.running.handle.pid}
 
     def _weaken(
-        self, without: set[str], binds: list[list[str]], helper: str | None, program: bytes | None
+        self,
+        machine: Machine | None,
+        without: set[str],
+        binds: list[list[str]],
+        helper: str | None,
+        program: bytes | None,
     ) -> Callable[[], None]:
-        machine, copy_tree = self._machine, mounts.copy_tree
+        if machine is None:
+            assert not without, "another backend is taken whole"
+            return lambda: None
+        copy_tree = mounts.copy_tree
         encode, blank_steps, image_steps = plan.Plan.encode, plan.blank_steps, plan.image_steps
         own_helper, own_filter = machine.helper, machine.filter
         extra: list[int] = []
@@ -292,11 +309,17 @@ class Keeper:
         await self._backend.close()
 
 
-async def _serve(home: str) -> None:
+def _rung(name: str, home: str) -> Backend:
+    from tests.conformance.kinds import RUNGS  # not for `nobody`, who cannot read it
+
+    return RUNGS[name].make(home)
+
+
+async def _serve(home: str, rung: str = "") -> None:
     loop = asyncio.get_running_loop()
     requests = asyncio.StreamReader(limit=64 * MIB)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(requests), sys.stdin)
-    keeper = Keeper(home)
+    keeper = Keeper(home, rung)
     tasks: set[asyncio.Task[None]] = set()
 
     async def answer(request: dict[str, Any]) -> None:
@@ -318,4 +341,4 @@ async def _serve(home: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1]))
+    asyncio.run(_serve(*sys.argv[1:]))

@@ -26,6 +26,7 @@ from tests.security.box import Boxes
 from tests.security.conftest import Mutate
 
 pytestmark = pytest.mark.timeout(60)
+needs, each_rung = pytest.mark.needs, pytest.mark.each_rung
 
 DUMPABLE = ("launch.c", "sk_check(prctl(PR_SET_DUMPABLE, 0,", "sk_check(prctl(PR_SET_DUMPABLE, 1,")
 HOST_ONLY = {"root", "home", "boot", "var", "sys", "srv", "media", "mnt"}
@@ -74,8 +75,9 @@ def test_refused(boxes: Boxes, mode: str, attack: Attack) -> None:
     assert weak.probe(f"escape.{attack.name}") == attack.control
 
 
-def test_root_inside_is_refused_as_well(boxes: Boxes) -> None:
-    box = boxes("rootful")
+@needs("users")
+def test_root_inside_is_refused_as_well(boxes: Boxes, mode: str) -> None:
+    box = boxes(mode)
     assert {attack.name: box.probe(f"escape.{attack.name}", user="root") for attack in ATTACKS} == {
         attack.name: attack.refused for attack in ATTACKS
     }
@@ -106,7 +108,7 @@ def test_the_guest_and_supervisors_cannot_be_read(
 ) -> None:
     box = boxes(mode)
     assert set(box.probe("escape.process_files", target).values()) == {"EACCES"}
-    if mode == "rootful":
+    if mode != "rootless":
         assert set(box.probe("escape.process_files", target, user="root").values()) == {"EACCES"}
         return  # without this defence they would still have capabilities, or another user, that the workload lacks
     weak = boxes(mode, helper=mutate(DUMPABLE))
@@ -127,6 +129,7 @@ def test_the_guest_and_supervisors_cannot_be_changed(
         assert weak == {"mem": "done", "process_vm_writev": "EFAULT", "ptrace": "done", "pidfd_getfd": "done"}
 
 
+@each_rung
 def test_no_signal_reaches_the_guest(boxes: Boxes, mode: str) -> None:
     """The kernel keeps all signals from inside away from process 1. That they do arrive elsewhere shows the child."""
     box = boxes(mode)
@@ -264,6 +267,7 @@ def test_an_environment_is_one_trust_domain(boxes: Boxes, mode: str) -> None:
         running.kill()
 
 
+@each_rung
 def test_host_processes_are_not_visible(boxes: Boxes, mode: str) -> None:
     ours = os.getpid()
     with boxes.fresh(mode) as box:
@@ -309,6 +313,7 @@ def host_folder() -> Iterator[Path]:
         yield folder
 
 
+@each_rung
 def test_no_socket_of_the_host_is_visible(boxes: Boxes, mode: str, host_folder: Path) -> None:
     assert boxes(mode).probe("escape.sockets") == []
     with boxes.fresh(mode, binds=[(str(host_folder), "shared")]) as weak:
@@ -364,6 +369,7 @@ SECRETS = [
 ]
 
 
+@each_rung
 def test_the_host_image_has_no_secrets(boxes: Boxes, mode: str) -> None:
     assert boxes(mode).probe("escape.exists", *SECRETS) == []
     weak = boxes(mode, binds=[("/etc", "host-etc"), ("/dev", "host-dev")])

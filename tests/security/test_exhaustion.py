@@ -184,6 +184,7 @@ for _ in range(1280):
         pass
 
 
+@pytest.mark.each_rung
 def test_zombies_that_nobody_puts_away_count(env: skerry.Environment) -> None:
     assert enforced(env, "pids") or enforced(env, "pids_of_user")
     code = """
@@ -275,6 +276,7 @@ def test_all_places_in_memory_together_spare_the_guest(
         works(neighbour)
 
 
+@pytest.mark.each_rung
 def test_a_full_disk(env: skerry.Environment, neighbour: skerry.Environment) -> None:
     env.run(["sh", "-c", "dd if=/dev/zero of=full bs=64k 2>/dev/null"])
     with pytest.raises(skerry.DiskFull) as caught:

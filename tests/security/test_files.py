@@ -179,6 +179,7 @@ def test_the_roots_themselves_stay(env: skerry.Environment) -> None:
 # Links
 
 
+@pytest.mark.each_rung
 @pytest.mark.parametrize(
     "target",
     [
@@ -222,6 +223,7 @@ def test_a_symlink_to_a_file_of_the_host(env: skerry.Environment, tmp_path: Path
     assert canary.read_text() == "of the host"
 
 
+@pytest.mark.each_rung
 def test_descriptors_of_the_guest_are_out_of_reach(env: skerry.Environment) -> None:
     """Whatever the guest itself holds open: its sockets, its roots, its own program."""
     for number in range(12):

@@ -154,6 +154,7 @@ def test_every_socket_family(boxes: Boxes, mode: str, profile: str) -> None:
     assert check(boxes, mode, profile, calls) == {}
 
 
+@pytest.mark.each_rung
 def test_only_these_sockets_open(boxes: Boxes, mode: str) -> None:
     """What the default profile comes to, whoever refuses the others."""
     calls = [

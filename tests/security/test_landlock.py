@@ -13,7 +13,7 @@ from tests.security.box import Box, Boxes
 from tests.security.conftest import Mutate
 from tests.security.test_mounts import OF_THE_HOST, UNDONE, changes
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.needs("landlock")]
 
 SCOPES = 6
 """The ABI that knows scopes of sockets and signals."""

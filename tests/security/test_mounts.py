@@ -106,6 +106,7 @@ SHARED_TMP = (
 PLACES = ("/tmp", "/dev/shm", "/run")
 
 
+@pytest.mark.each_rung
 def test_temporary_places_are_not_shared(boxes: Boxes, mode: str, mutate: Mutate) -> None:
     """Neither with the host nor with other environments."""
     assert seen(boxes, mode) == (set(), set(), set())

@@ -37,17 +37,19 @@ TMPFS = ("mounts.c", "ATTR_NOSUID | ATTR_NODEV | (strstr(c->argv[3]", "ATTR_NODE
 TREES = ("mounts.c", "uint64_t set = ATTR_NOSUID | (strstr", "uint64_t set = (strstr")
 
 only_rootful = pytest.mark.root
+needs, each_rung = pytest.mark.needs, pytest.mark.each_rung
 
 
 def ways(box: Box) -> list[dict[str, Any]]:
     """All ways in which a program is started, as options of Box.probe."""
-    users = ["appuser", "root"] if box.mode == "rootful" else ["appuser"]
+    users = ["appuser"] if box.mode == "rootless" else ["appuser", "root"]
     return [{"user": user, **way} for user in users for way in ({}, {"pty": (24, 80)}, {"stdin": b"x"})]
 
 
 # ---- what a process has ----
 
 
+@each_rung
 @pytest.mark.requirement("R39")
 def test_every_set_is_empty(boxes: Boxes, mode: str) -> None:
     box = boxes(mode)
@@ -75,6 +77,7 @@ def test_being_root_gives_nothing(boxes: Boxes) -> None:
     assert weak["CapEff"] == weak["CapPrm"] == weak["CapBnd"] == "000001ffffffffff"
 
 
+@needs("host_processes")
 def test_applets_and_supervisors_have_nothing(boxes: Boxes, mode: str, mutate: Mutate) -> None:
     assert _sets_of_an_applet(boxes, mode) == {NONE}
     if mode == "rootful":
@@ -98,6 +101,7 @@ def _status(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
+@needs("host_processes")
 def test_the_guest_keeps_three_capabilities_at_most(boxes: Boxes, mode: str) -> None:
     """To signal and to switch users, within its own user namespace; nobody below it can have them."""
     found = _status(boxes(mode).pid)
@@ -129,7 +133,7 @@ def test_no_call_gains_anything(boxes: Boxes, mode: str, user: str) -> None:
     if mode == "rootless" and user == "root":
         pytest.skip("there is one user without root")
     # Without root there are no others to become.
-    others = {} if mode == "rootful" else dict.fromkeys(("setuid", "setgid"), "EINVAL")
+    others = dict.fromkeys(("setuid", "setgid"), "EINVAL") if mode == "rootless" else {}
     assert boxes(mode).probe("privilege.gain", user=user) == GAINS | others
     if user == "root":
         weak = boxes(mode, without=["bound", "drop", "confine"]).probe("privilege.gain", user=user)
@@ -138,6 +142,7 @@ def test_no_call_gains_anything(boxes: Boxes, mode: str, user: str) -> None:
         } == dict.fromkeys(("setuid", "setgid", "setgroups", "capset", "securebits"), "done")
 
 
+@each_rung
 def test_no_user_namespace_by_any_call(boxes: Boxes, mode: str) -> None:
     refused = {"unshare": "EPERM", "clone": "EPERM", "clone3": "ENOSYS"}
     for way in ways(boxes(mode)):
@@ -154,18 +159,20 @@ def test_no_device_is_made(boxes: Boxes, mode: str) -> None:
     assert weak == {"mem": "EPERM", "null": "EPERM", "whiteout": "done", "block": "EPERM"}
 
 
-@only_rootful
-def test_setuid_programs_are_ignored(boxes: Boxes, mutate: Mutate) -> None:
+@each_rung
+@needs("users")
+def test_setuid_programs_are_ignored(boxes: Boxes, mode: str, mutate: Mutate) -> None:
     """By the mounts, which are nosuid, and by no_new_privs: each alone is enough."""
+    assert _euid_of_setuid(boxes, mode) == "1000"
     loose = mutate(TMPFS)
-    for options in ({}, {"without": ["confine"]}, {"helper": loose}):
-        assert _euid_of_setuid(boxes, **options) == "1000", options
-    assert _euid_of_setuid(boxes, helper=loose, without=["confine"]) == "0"
+    for options in ({"without": ["confine"]}, {"helper": loose}):
+        assert _euid_of_setuid(boxes, mode, **options) == "1000", options
+    assert _euid_of_setuid(boxes, mode, helper=loose, without=["confine"]) == "0"
 
 
-def _euid_of_setuid(boxes: Boxes, **options: Any) -> str:
+def _euid_of_setuid(boxes: Boxes, mode: str, **options: Any) -> str:
     """Of a program that root inside has made setuid, run by appuser."""
-    with boxes.fresh("rootful", **options) as box:
+    with boxes.fresh(mode, **options) as box:
         made = box.sh("cp /usr/bin/id /tmp/id && chmod 4755 /tmp/id && stat -c %a:%u /tmp/id", user="root")
         assert made.text == "4755:0", made
         return box.run(["/tmp/id", "-u"]).text
@@ -226,13 +233,13 @@ def test_little_is_writable(boxes: Boxes, mode: str) -> None:
     assert {"/", "/dev"} <= set(weak.probe("privilege.writable", *PLACES, user=user)) <= {"/", "/dev", "/etc"}
 
 
-@only_rootful
-def test_root_inside_is_not_above_other_users(boxes: Boxes) -> None:
-    box = boxes("rootful")
+@needs("users")
+def test_root_inside_is_not_above_other_users(boxes: Boxes, mode: str) -> None:
+    box = boxes(mode)
     secret = "umask 077; echo mine >/workspace/secret"
     assert box.sh(secret).code == 0
     assert box.probe("privilege.readable", "/workspace/secret", user="root") == "EACCES"
-    weak = boxes("rootful", without=["bound", "drop", "confine"])
+    weak = boxes(mode, without=["bound", "drop", "confine"])
     assert weak.sh(secret).code == 0
     assert weak.probe("privilege.readable", "/workspace/secret", user="root") == "done"
 
@@ -240,8 +247,9 @@ def test_root_inside_is_not_above_other_users(boxes: Boxes) -> None:
 # ---- supervisors ----
 
 
-def test_supervisors_take_no_signals_from_the_workload(boxes: Boxes, mutate: Mutate) -> None:
-    box = boxes("rootful")
+@needs("users")
+def test_supervisors_take_no_signals_from_the_workload(boxes: Boxes, mode: str, mutate: Mutate) -> None:
+    box = boxes(mode)
     found = box.probe("escape.signals", "parent")
     assert found == {"child": "T", "answers": ["EPERM"], "state": "S"}
     same = mutate(
@@ -251,7 +259,7 @@ def test_supervisors_take_no_signals_from_the_workload(boxes: Boxes, mutate: Mut
             "if (0) {",
         )
     )
-    weak = boxes("rootful", helper=same).run(["sh", "-c", "kill -9 $PPID; sleep 5; echo lived"])
+    weak = boxes(mode, helper=same).run(["sh", "-c", "kill -9 $PPID; sleep 5; echo lived"])
     assert (weak.code, weak.signal, weak.text) == (137, 9, "")
 
 

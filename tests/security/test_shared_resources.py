@@ -180,9 +180,10 @@ def test_limits_and_scheduling_of_process_1_are_not_the_workloads(boxes: Boxes, 
         assert box.run([*PYTHON, reading]).code == 0
 
 
-def test_limits_and_scheduling_of_supervisors_are_not_the_workloads(boxes: Boxes) -> None:
+@pytest.mark.needs("users")
+def test_limits_and_scheduling_of_supervisors_are_not_the_workloads(boxes: Boxes, mode: str) -> None:
     """As root: they have another user. Without root there is one user."""
-    with boxes.fresh("rootful") as box:
+    with boxes.fresh(mode) as box:
         code = f"import os\nos.environ['TARGET'] = str(os.getppid())\n{CHANGES}"
         answers = box.run([*PYTHON, code]).text.splitlines()
         assert len(answers) == 8

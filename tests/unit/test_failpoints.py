@@ -41,3 +41,17 @@ def test_the_nth_time_kills(monkeypatch: pytest.MonkeyPatch) -> None:
         failpoints.arm("")
     failpoints.hit("create.recorded")
     assert len(killed) == 1
+
+
+def test_what_a_probe_passes_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *what: killed.append(what))
+    failpoints.arm("create.taken")
+    try:
+        with failpoints.ignored():
+            failpoints.hit("create.taken")
+        assert killed == []
+        failpoints.hit("create.taken")
+        assert len(killed) == 1
+    finally:
+        failpoints.arm("")

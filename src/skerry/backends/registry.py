@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 
+from skerry import failpoints
 from skerry.backends.base import Backend, Capabilities
 from skerry.errors import InvalidRequest, IsolationUnavailable, SkerryError
 from skerry.policy import ISOLATIONS, preferences
@@ -128,5 +129,6 @@ class Registry:
         return await self._probes.run(backend.name, lambda: self._look(backend))
 
     async def _look(self, backend: Backend) -> Capabilities:
-        found = self._known[backend.name] = await backend.capabilities()
+        with failpoints.ignored():
+            found = self._known[backend.name] = await backend.capabilities()
         return found
