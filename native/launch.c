@@ -32,7 +32,6 @@
  *   hostname NAME, loopback, rlimit NUMBER VALUE
  *   bound                        nothing that is executed from now on can have a capability
  *   drop UID GID CAPABILITIES    the mask of those to keep
- *   real_user UID                the real and saved user, after `drop`
  *   allow PATH ro|rw             a Landlock rule
  *   confine SLOT                 no_new_privs, Landlock with these rules, the seccomp program
  *   guest KEY=VALUE...           the end: become the guest
@@ -45,11 +44,12 @@
  * daemon explains it to people.
  *
  * Role init: the guest as process 1 of a container or of a virtual machine that somebody else made. The steps are its
- * arguments, each after "--"; the answers go to stdout, a line each; nobody has to tell it to stay. Two steps more:
+ * arguments, each after "--"; the answers go to stdout, a line each; nobody has to tell it to stay. Steps more:
  *
  *   listen PATH                  make the guest's listening socket
  *   open SLOT PATH               a file to read from, for `confine`
  *   bounding                     the first half of `bound`, for kernels without securebits
+ *   shield UID                   after `drop`: real and saved id, for kernels that do not protect process 1 from its user
  *   processes PATH COUNT         a limit, by the cgroups (v1) that are mounted there, which nobody sees from then on
  */
 #define _GNU_SOURCE

@@ -94,12 +94,11 @@ static void drop(const struct sk_cursor *c, bool rootful)
     set_capabilities((uint32_t)sk_number("drop", c->argv[3]));
 }
 
-/* The real user is whom kill(2) looks at: where process 1 can be killed from inside, the workload's user must not be
- * its real one. Files are still accessed as the effective user. */
-static void set_real_user(const struct sk_cursor *c)
+/* Who may signal a process or read its memory is decided by its real and its saved id, files by the effective one. */
+static void shield(const struct sk_cursor *c)
 {
-    uid_t uid = (uid_t)sk_number("real_user", c->argv[1]);
-    sk_check(setresuid(uid, (uid_t)-1, uid), "real_user", "setresuid");
+    uid_t uid = (uid_t)sk_number("shield", c->argv[1]);
+    sk_check(setresuid(uid, (uid_t)-1, uid), "shield", "setresuid");
 }
 
 static void allow(const struct sk_cursor *c)
@@ -182,8 +181,8 @@ bool sk_privilege_step(const struct sk_cursor *c, bool rootful)
         empty_bounding_set();
     else if (sk_is_step(c, "drop", 3))
         drop(c, rootful);
-    else if (sk_is_step(c, "real_user", 1))
-        set_real_user(c);
+    else if (sk_is_step(c, "shield", 1))
+        shield(c);
     else if (sk_is_step(c, "allow", 2))
         allow(c);
     else if (sk_is_step(c, "confine", 1))

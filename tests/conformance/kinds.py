@@ -29,6 +29,7 @@ GIVES = {
     "pids": "a limit of processes that holds",
     "counters": "the kernel's counters of what it uses",
     "users": "more than one user inside",
+    "host_kernel": "the host's kernel",
     "host_processes": "processes that the host sees one by one",
     "terminals": "a /dev/tty, and a raw terminal without signals",
     "nameless": "files without a name (O_TMPFILE)",
@@ -51,7 +52,7 @@ class Kind:
 
 
 _AS_ROOT = os.geteuid() == 0
-_LINUX = frozenset({"host_processes", "terminals", "nameless", "landlock"})
+_LINUX = frozenset({"host_kernel", "host_processes", "terminals", "nameless", "landlock"})
 """Of the host's own kernel."""
 
 KINDS = (

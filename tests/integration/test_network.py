@@ -18,6 +18,7 @@ from skerry.client.sync.environment import Environment
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.manager.network.network import ONE_BY_ONE
 from tests import certificates, support
+from tests.conformance.kinds import RUNGS
 from tests.integration import networks
 from tests.integration.daemon import Daemon, started
 from tests.integration.internet import internet
@@ -37,6 +38,9 @@ print(s.makefile().read())
 @pytest.fixture(autouse=True, params=support.first_of([0, 3]), ids=["cold", "pooled"])
 def _start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every policy holds the same way for what is started then and for what was started before."""
+    rung = RUNGS.get(request.node.callspec.params.get("user", ""))
+    if request.param and rung is not None and "late_network" not in rung.gives:
+        pytest.skip(f"what is in a pool of {rung.name} has no network")
     monkeypatch.setattr(networks, "POOLED", request.param)
 
 

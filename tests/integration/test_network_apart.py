@@ -12,6 +12,7 @@ from skerry.client.sync.client import Client
 from skerry.client.sync.environment import Environment
 from skerry.errors import IsolationUnavailable
 from tests import support
+from tests.integration import daemon
 from tests.integration.daemon import started
 from tests.integration.internet import internet
 from tests.integration.networks import INTERNAL, OTHER, PUBLIC, contained, fetch, home_of, world
@@ -117,7 +118,9 @@ def test_two_environments_do_not_reach_each_other(user: support.Nobody | None) -
         two.start(["python3", "-c", LISTEN]) as server,
     ):
         has = json.loads(next(server)[1])
-        assert set(has["ports"]) > {8000, 8080}, "its proxy listens as well"
+        assert set(has["ports"]) >= {8000, 8080}
+        # A kernel of its own shows only its own listeners.
+        assert daemon.OPTIONS or len(has["ports"]) > 2, "its proxy listens as well"
         assert has["addresses"][-1].startswith("198.18."), "what stands for a name there"
         hosts = [*has["addresses"], "127.0.0.2", "::", "0.0.0.0", "10.0.0.1", *names, "two", two.id]
         for each in (one, three):

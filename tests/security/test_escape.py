@@ -22,6 +22,7 @@ import pytest
 from skerry.errors import InvalidRequest
 from skerry.host import plan
 from tests import support
+from tests.conformance.kinds import RUNGS
 from tests.security.box import Boxes
 from tests.security.conftest import Mutate
 
@@ -107,9 +108,14 @@ def test_the_guest_and_supervisors_cannot_be_read(
     boxes: Boxes, mode: str, mutate: Mutate, target: str
 ) -> None:
     box = boxes(mode)
-    assert set(box.probe("escape.process_files", target).values()) == {"EACCES"}
+    for user in ["appuser"] if mode == "rootless" else ["appuser", "root"]:
+        found = box.probe("escape.process_files", target, user=user)
+        if (
+            mode in RUNGS
+        ):  # gVisor shows what has no power: names of descriptors, and addresses of another program
+            found = {name: said for name, said in found.items() if name in ("exe", "cwd", "root", "mem")}
+        assert set(found.values()) == {"EACCES"}
     if mode != "rootless":
-        assert set(box.probe("escape.process_files", target, user="root").values()) == {"EACCES"}
         return  # without this defence they would still have capabilities, or another user, that the workload lacks
     weak = boxes(mode, helper=mutate(DUMPABLE))
     assert set(weak.probe("escape.process_files", target).values()) == {"done"}
@@ -122,8 +128,11 @@ def test_the_guest_and_supervisors_cannot_be_changed(
 ) -> None:
     """A debugger's calls are refused by seccomp, and under `debug`, which lets them through, by the kernel."""
     found = boxes(mode, profile=profile).probe("escape.write_memory", target)
+    if found["pidfd_getfd"] == "ENOSYS":  # a kernel without pidfds
+        del found["pidfd_getfd"]
     refused = {"mem": "EACCES", "process_vm_writev": "EPERM", "ptrace": "EPERM", "pidfd_getfd": "EPERM"}
-    assert found == refused
+    assert found.items() <= refused.items()
+    assert len(found) >= 3
     if mode == "rootless" and profile == "debug":
         weak = boxes(mode, profile=profile, helper=mutate(DUMPABLE)).probe("escape.write_memory", target)
         assert weak == {"mem": "done", "process_vm_writev": "EFAULT", "ptrace": "done", "pidfd_getfd": "done"}
@@ -131,12 +140,15 @@ def test_the_guest_and_supervisors_cannot_be_changed(
 
 @each_rung
 def test_no_signal_reaches_the_guest(boxes: Boxes, mode: str) -> None:
-    """The kernel keeps all signals from inside away from process 1. That they do arrive elsewhere shows the child."""
-    box = boxes(mode)
-    found = box.probe("escape.signals", "1")
-    assert found == {"child": "T", "answers": ["done"], "state": found["state"]}
-    assert found["state"] in ("R", "S")  # not stopped, and not gone
-    box.ping()
+    """The kernel keeps all signals from inside away from process 1, or refuses them. The child shows that they arrive
+    elsewhere."""
+    with boxes.fresh(mode) as box:
+        for user in ["appuser"] if mode == "rootless" else ["appuser", "root"]:
+            found = box.probe("escape.signals", "1", user=user)
+            assert (found["child"], len(found["answers"])) == ("T", 1)
+            assert found["answers"][0] in ("done", "EPERM")
+            assert found["state"] in ("R", "S")  # not stopped, and not gone
+        box.ping()
 
 
 def test_the_helper_cannot_be_overwritten(boxes: Boxes, mode: str, mutate: Mutate) -> None:
@@ -190,6 +202,7 @@ def test_descriptors_of_programs(boxes: Boxes, mode: str, mutate: Mutate) -> Non
     assert any("socket" in to for to in boxes(mode, helper=connected).probe("escape.descriptors").values())
 
 
+@needs("host_processes")
 def test_descriptors_of_applets_and_supervisors(boxes: Boxes, mode: str, mutate: Mutate) -> None:
     """An applet has the two directories that it may work in, what it works on, and nothing of the guest's."""
     open_files = _files_of_an_applet(boxes, mode)
@@ -220,7 +233,7 @@ def _files_of_an_applet(boxes: Boxes, mode: str, **options: Any) -> dict[int, di
 
 def test_no_working_directory_leads_out(boxes: Boxes, mode: str, mutate: Mutate) -> None:
     """As with runc once: /proc/self/fd/N as the working directory, where N is the starting process's."""
-    assert _tops(boxes(mode), 40) == {tuple(boxes(mode).sh("ls /").text.split())}
+    assert _tops(boxes(mode), 40) == {tuple(boxes(mode).sh("LC_ALL=C ls -A /").text.split())}
     leak = '    fcntl(open("/", O_DIRECTORY), F_DUPFD, 20);\n    if (!bare)\n        sk_check(mount(NULL, "/"'
     careless = mutate(
         ("launch.c", '    if (!bare)\n        sk_check(mount(NULL, "/"', leak),
@@ -249,6 +262,9 @@ def _tops(box: Any, count: int) -> set[tuple[str, ...]]:
 
 @pytest.mark.parametrize("place", ["/proc/1/cwd", "/proc/1/root", "/proc/1/fd/4", "/proc/1/task/1/cwd"])
 def test_no_working_directory_of_the_guests(boxes: Boxes, mode: str, place: str) -> None:
+    if mode in RUNGS and "/fd/" in place:  # gVisor lets it in, and what is there is its own
+        assert boxes(mode).run(["pwd"], cwd=place).text in ("/workspace", "/tmp")
+        return
     with pytest.raises(InvalidRequest):
         boxes(mode).run(["pwd"], cwd=place)
 
@@ -369,9 +385,14 @@ SECRETS = [
 ]
 
 
+OF_A_KERNEL = {"/sys", "/dev/fuse", "/dev/net"}
+"""What a kernel of the environment's own makes itself."""
+
+
 @each_rung
 def test_the_host_image_has_no_secrets(boxes: Boxes, mode: str) -> None:
-    assert boxes(mode).probe("escape.exists", *SECRETS) == []
+    there = set(boxes(mode).probe("escape.exists", *SECRETS))
+    assert there <= (OF_A_KERNEL if mode in RUNGS else set())
     weak = boxes(mode, binds=[("/etc", "host-etc"), ("/dev", "host-dev")])
     assert weak.probe("escape.exists", "/dev/host-etc/shadow", "/dev/host-dev/kmsg") == [
         "/dev/host-etc/shadow",
@@ -391,6 +412,7 @@ def judgement(path: str) -> str | None:
     return None
 
 
+@needs("host_kernel")
 def test_what_is_masked_tells_nothing(boxes: Boxes, mode: str) -> None:
     assert set(boxes(mode).probe("escape.sizes", *MASKED).values()) <= {0, -1}
     seen = boxes(mode, without=["mask"]).probe("escape.sizes", *MASKED)
@@ -399,6 +421,7 @@ def test_what_is_masked_tells_nothing(boxes: Boxes, mode: str) -> None:
     assert "sys/kernel/random/boot_id" in readable
 
 
+@needs("host_kernel")
 def test_every_other_file_of_proc_was_judged(boxes: Boxes, mode: str) -> None:
     """One that is new on this kernel fails until it is masked or in docs/proc.toml."""
     box, neighbour = boxes(mode), boxes(mode, limits={"pids": 100})
@@ -464,6 +487,7 @@ SWITCHES = [
 ]
 
 
+@needs("host_kernel")
 @pytest.mark.parametrize("user", ["appuser", "root"])
 def test_settings_of_the_kernel_are_read_only(boxes: Boxes, mode: str, user: str) -> None:
     if mode == "rootless" and user == "root":
@@ -480,6 +504,7 @@ def test_settings_of_the_kernel_are_read_only(boxes: Boxes, mode: str, user: str
     assert set(weak.probe("escape.change_mode", *there, user=user).values()) == {"EPERM"}
 
 
+@needs("host_kernel")
 def test_masked_switches_are_no_switches(boxes: Boxes, mode: str) -> None:
     """What can be opened for writing in place of sysrq-trigger and the like is /dev/null."""
     there = [path for path in ("/proc/sysrq-trigger", "/proc/kmsg", "/proc/kcore") if os.path.exists(path)]

@@ -45,8 +45,8 @@ _FIRST = 2
 """The slots before those of the workspace and the layers: the log and the answers."""
 _CAPABILITIES = ("CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN")
 """What init has until it becomes the guest."""
-_GUEST_UID = 65533
-"""Of nobody else inside: process 1 of gVisor is not immune to signals."""
+_SHIELD = 65533
+"""An id that no program inside has. gVisor lets a process of the workload's user end process 1."""
 _CGROUPS = "/sys/fs/cgroup"
 _TMP_INODES = 4096
 
@@ -164,7 +164,7 @@ class Bundle:
             ("processes", _CGROUPS, str(self.limits.pids)),
             ("bounding",),
             ("drop", str(plan.UID), str(plan.GID), str(plan.CAPABILITIES_KEPT)),
-            ("real_user", str(_GUEST_UID)),
+            ("shield", str(_SHIELD)),
             ("confine", "0"),
             self._guest(),
         ]
