@@ -321,12 +321,24 @@ static void host_ready(struct sk_source *source, uint32_t events)
     inbox_len -= at;
 }
 
+/* Where the workload could reach the socket and has our user, that user is nobody to talk to. */
+static bool from_stranger(int fd)
+{
+    struct ucred peer;
+    socklen_t len = sizeof peer;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) == 0 && peer.uid != geteuid();
+}
+
 static void listener_ready(struct sk_source *source, uint32_t events)
 {
     (void)events;
     int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0)
         return;
+    if (sk_config.strangers_only && !from_stranger(fd)) {
+        close(fd);
+        return;
+    }
     disconnect();
     host = (struct sk_source){ .fd = fd, .ready = host_ready };
     sk_watch(&host, EPOLLIN);

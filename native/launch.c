@@ -44,9 +44,11 @@
  * daemon explains it to people.
  *
  * Role init: the guest as process 1 of a container or of a virtual machine that somebody else made. The steps are its
- * arguments, each after "--"; the answers go to stdout, a line each; nobody has to tell it to stay. Steps more:
+ * arguments, each after "--"; the answers go to stdout, a line each; nobody has to tell it to stay. It begins as root,
+ * unless a step says `mode rootless`. More steps:
  *
  *   listen PATH                  make the guest's listening socket
+ *   chmod PATH MODE
  *   open SLOT PATH               a file to read from, for `confine`
  *   bounding                     the first half of `bound`, for kernels without securebits
  *   shield UID                   after `drop`: real and saved id, for kernels that do not protect process 1 from its user
@@ -110,6 +112,8 @@ static void configure_guest(const struct sk_cursor *c)
             sk_config.switch_users = *value == '1';
         else if (strcmp(key, "gvisor") == 0)
             sk_config.gvisor = *value == '1';
+        else if (strcmp(key, "strangers") == 0)
+            sk_config.strangers_only = *value == '1';
         else if (strcmp(key, "fds") == 0)
             sk_config.fds = guest_limit(value);
         else if (strcmp(key, "processes") == 0)
@@ -196,6 +200,8 @@ static void execute(const struct sk_cursor *c)
         keep_program(c);
     } else if (sk_is_step(c, "listen", 1)) {
         listen_at(c->argv[1]);
+    } else if (sk_is_step(c, "chmod", 2)) {
+        sk_check(chmod(c->argv[1], (mode_t)sk_number("chmod", c->argv[2])), "chmod", c->argv[1]);
     } else if (sk_is_step(c, "processes", 2)) {
         limit_processes(c->argv[1], c->argv[2]);
     } else if (sk_is_step(c, "open", 2)) {
@@ -301,24 +307,6 @@ static _Noreturn void become_what_is_asked(void)
     settle_descriptors();
     wait_for_the_last_word();
     _exit(sk_guest_main());
-}
-
-int sk_init_main(int argc, char **argv)
-{
-    umask(022);
-    signal(SIGPIPE, SIG_IGN);
-    bare = rootful = true;
-    sk_control_fd = STDOUT_FILENO;
-    sk_take_steps(argc, argv);
-    setsid();
-    run_steps();
-    errno = EINVAL;
-    if (sk_config.workspace == NULL)
-        sk_fail("guest", "missing");
-    settle_descriptors();
-    sk_tell_daemon("R");
-    close(sk_control_fd);
-    return sk_guest_main();
 }
 
 /* ---- the launching process ---- */
@@ -452,4 +440,25 @@ int sk_launch_main(void)
     write_map(pid, "gid_map", wanted.gids);
     sk_check(write(sync[1], "g", 1), "go", "");
     return 0;
+}
+
+/* ---- role init ---- */
+
+int sk_init_main(int argc, char **argv)
+{
+    umask(022);
+    signal(SIGPIPE, SIG_IGN);
+    sk_control_fd = STDOUT_FILENO;
+    sk_take_steps(argc, argv);
+    rootful = true;
+    read_own_steps();
+    setsid();
+    run_steps();
+    errno = EINVAL;
+    if (sk_config.workspace == NULL)
+        sk_fail("guest", "missing");
+    settle_descriptors();
+    sk_tell_daemon("R");
+    close(sk_control_fd);
+    return sk_guest_main();
 }

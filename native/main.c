@@ -14,6 +14,7 @@
  *           executed all steps *becomes* the guest, without another exec.
  *           steps.c reads the list; mounts.c and privileges.c execute what their names say.
  * network.c prepares, from outside, the network of an environment that runs: routes, redirections, sockets.
+ * relay.c   copies between its stdio and a guest's socket, for a daemon that only a container engine connects to it.
  * guest.c   the event loop: accepts the daemon's connection (a new one replaces the old one, so that a
  *           restarted daemon finds its environments again, and without root gets their network from here), decodes
  *           frames, dispatches.
@@ -49,6 +50,8 @@ int main(int argc, char **argv)
         return sk_init_main(argc - 2, argv + 2);
     if (argc == 2 && strcmp(argv[1], "network") == 0)
         return sk_network_main();
+    if (argc == 3 && strcmp(argv[1], "relay") == 0)
+        return sk_relay_main(argv[2]);
     if (argc == 2 && strcmp(argv[1], "version") == 0)
         return printf("%d\n", SK_PROTOCOL_VERSION) < 0;
     fputs("skerry-guest is started by the Skerry daemon; see `skerry --help`\n", stderr);

@@ -118,6 +118,7 @@ struct sk_guest_config {
     gid_t gid;
     bool switch_users; /* the user namespace maps more than one user */
     bool gvisor;       /* the kernel inside is gVisor's */
+    bool strangers_only; /* refuse connections from processes of our own user */
     rlim_t fds;        /* limits of every workload process; RLIM_INFINITY leaves them alone */
     rlim_t processes;
     rlim_t data;
@@ -264,5 +265,6 @@ void sk_file_disconnected(void); /* closes all handles */
 int sk_launch_main(void);
 int sk_init_main(int argc, char **argv); /* the steps of it, after its role */
 int sk_network_main(void);
+int sk_relay_main(const char *path);
 
 #endif
