@@ -24,9 +24,8 @@ from skerry.backends.instances import InstanceDirectory, Running, connect_inside
 from skerry.backends.local import Descriptors, Facts, LocalBackend, Ready
 from skerry.backends.machine import Machine
 from skerry.errors import GuestFailed, IsolationUnavailable, LaunchFailed, SkerryError
-from skerry.host import bundle, mounts, plan, seccomp
+from skerry.host import bundle, injected, mounts, plan
 from skerry.host.cgroups import Cgroup
-from skerry.host.launcher import HELPER
 from skerry.host.network import Sockets, catch_all, network_of
 from skerry.ids import new_id
 from skerry.images.store import Image
@@ -44,15 +43,6 @@ PLATFORMS = ("systrap", "ptrace")
 runtime may not open."""
 _OPTIONS = ("--ignore-cgroups", "--host-uds", "create", "--host-fifo", "open", "--overlay2", "none")
 _INSTALL = "install runsc (Debian: `apt-get install -t bookworm-backports runsc`; else see gvisor.dev)"
-_COMPLETED = """
-extends = "{profile}"
-[[calls.lgetxattr]] # for a symlink gVisor answers EBADF, of which `ls -l` complains
-then = "EOPNOTSUPP"
-[[calls.llistxattr]]
-then = "EOPNOTSUPP"
-[[calls.seccomp]] # gVisor has no listeners, and filters take none of the host's space
-then = "allow"
-"""
 
 
 class OciBackend(LocalBackend):
@@ -127,10 +117,8 @@ class OciBackend(LocalBackend):
         try:
             bundle.make_base(self._base)
             os.makedirs(self._guest, mode=0o755, exist_ok=True)
-            _write(f"{self._guest}/skerry-guest", HELPER.read_bytes(), 0o755)
-            for profile in seccomp.profile_names():
-                completed = seccomp.parse_profile(_COMPLETED.format(profile=profile))
-                _write(f"{self._guest}/{profile}", completed.compile(), 0o644)
+            for name, (content, mode) in injected.files(gvisor=True).items():
+                _write(f"{self._guest}/{name}", content, mode)
         except OSError as error:
             raise not_made(self._guest, error) from error
         self._prepared = True

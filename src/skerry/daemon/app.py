@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from skerry.backends.base import Backend
+from skerry.backends.docker.backend import DockerBackend, DockerGvisorBackend
 from skerry.backends.fake import FakeBackend
 from skerry.backends.machine import Machine
 from skerry.backends.namespace import NamespaceBackend
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 BACKENDS: dict[str, Callable[[Machine], Backend]] = {
     "namespace": NamespaceBackend,
     "oci": OciBackend,
+    "docker": DockerBackend,
+    "docker-runsc": DockerGvisorBackend,
     "fake": lambda machine: FakeBackend(machine.home),
 }
 IDLE_LOOK = 1.0
@@ -70,7 +73,14 @@ def make_registry(home: Home, backend: str | None) -> Registry:
     """All that isolate, or the one that the operator named. Raises InvalidRequest, IsolationUnavailable."""
     if backend is None:
         machine = Machine(home.path)
-        return Registry([NamespaceBackend(machine), OciBackend(machine)])
+        return Registry(
+            [
+                NamespaceBackend(machine),
+                OciBackend(machine),
+                DockerBackend(machine),
+                DockerGvisorBackend(machine),
+            ]
+        )
     if backend not in BACKENDS:
         raise InvalidRequest(f"unknown backend {backend!r}", hint=f"known: {', '.join(BACKENDS)}")
     return Registry([BACKENDS[backend](Machine(home.path))], chosen=True)

@@ -21,12 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from skerry.errors import LaunchFailed
-from skerry.host import plan
+from skerry.host import injected, plan
 from skerry.host.launcher import Step, encode_steps
 from skerry.policy import Limits
 
-INSIDE = "/.skerry"
-"""Where the guest finds its own things."""
 SOCKET = "ctl/guest.sock"
 _DIRECTORIES = (
     "bundle",
@@ -45,8 +43,6 @@ _FIRST = 2
 """The slots before those of the workspace and the layers: the log and the answers."""
 _CAPABILITIES = ("CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN")
 """What init has until it becomes the guest."""
-_SHIELD = 65533
-"""An id that no program inside has. gVisor lets a process of the workload's user end process 1."""
 _CGROUPS = "/sys/fs/cgroup"
 _TMP_INODES = 4096
 
@@ -72,9 +68,9 @@ def root_steps(root: plan.Root, layers: tuple[str, ...]) -> bytes:
         raise LaunchFailed(f"the image has {len(root.binds) + 1} parts, more than {plan.SLOTS - 3}")
     # A runtime can mount only on what is there, and no image has these.
     places = [
-        INSIDE,
-        f"{INSIDE}/guest",
-        f"{INSIDE}/ctl",
+        injected.INSIDE,
+        injected.GUEST,
+        injected.CONTROL,
         plan.RUN,
         *(f"{plan.RUN}/{name}" for name in layers),
     ]
@@ -140,7 +136,7 @@ class Bundle:
             "ociVersion": "1.0.2",
             "process": {
                 "user": {"uid": 0, "gid": 0},
-                "args": self.init(),
+                "args": injected.init_as_root(self.profile, self.limits, self.orphan, cgroups=_CGROUPS),
                 "cwd": "/",
                 "capabilities": capabilities,
                 "rlimits": [files],
@@ -155,40 +151,6 @@ class Bundle:
             },
         }
 
-    def init(self) -> list[str]:
-        """The arguments of the helper, inside."""
-        steps: list[Step] = [
-            ("rlimit", str(plan.RLIMIT_CORE), plan.NO_DUMPS),
-            ("listen", f"{INSIDE}/{SOCKET}"),
-            ("open", "0", f"{INSIDE}/guest/{self.profile}"),
-            ("processes", _CGROUPS, str(self.limits.pids)),
-            ("bounding",),
-            ("drop", str(plan.UID), str(plan.GID), str(plan.CAPABILITIES_KEPT)),
-            ("shield", str(_SHIELD)),
-            ("confine", "0"),
-            self._guest(),
-        ]
-        words = [word for step in steps for word in ("--", *step)]
-        return [f"{INSIDE}/guest/skerry-guest", "init", *words]
-
-    def _guest(self) -> Step:
-        limits = self.limits
-        return (
-            "guest",
-            "workspace=/workspace",
-            "tmp=/tmp",
-            f"run={plan.RUN}",
-            f"uid={plan.UID}",
-            f"gid={plan.GID}",
-            "switch=1",
-            "gvisor=1",
-            f"fds={limits.fds}",
-            "processes=-",
-            f"data={limits.memory}",
-            "file_size=-",
-            f"orphan_ms={int(self.orphan * 1000)}",
-        )
-
     def _mounts(self) -> list[dict[str, Any]]:
         owner = (f"uid={plan.UID}", f"gid={plan.GID}")
         sizes = plan.tmpfs_sizes(self.limits.memory, workspace_in_memory=self.workspace.memory > 0)
@@ -198,8 +160,8 @@ class Bundle:
             _tmpfs("/dev/shm", sizes["dev/shm"], "mode=1777", "noexec"),  # noqa: S108
             _tmpfs("/tmp", sizes["tmp"], "mode=1777"),  # noqa: S108
             _tmpfs(plan.RUN, 4 << 20, "mode=0700", "noexec", *owner),
-            _bind(f"{INSIDE}/guest", "/guest", "ro"),
-            _bind(f"{INSIDE}/ctl", "/ctl", "rw", "noexec"),
+            _bind(injected.GUEST, "/guest", "ro"),
+            _bind(injected.CONTROL, "/ctl", "rw", "noexec"),
             *(_bind(f"{plan.RUN}/{name}", f"/layers/{name}", "ro") for name in self.layers),
         ]
         if self.workspace.memory:

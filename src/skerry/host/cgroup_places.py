@@ -77,6 +77,23 @@ def find_places(parent: str, proc: str) -> Places:
     return places
 
 
+def places_of(pid: int, name: str) -> Places:
+    """The cgroups of a process, with `name` in their paths, that we see. Raises nothing."""
+    places = Places()
+    for hierarchy in _hierarchies("/proc/self", f"/proc/{pid}"):
+        if name not in hierarchy.own:
+            continue
+        found = hierarchy.controllers
+        if hierarchy.unified:
+            places.unified = hierarchy.own
+            available = read_text(f"{hierarchy.own}/cgroup.controllers").split()
+            found = frozenset({*LIMITING, "io"}.intersection(available))
+        places.controllers |= dict.fromkeys(found - places.controllers.keys(), hierarchy.own)
+    unlimited = [controller for controller in LIMITING if controller not in places.controllers]
+    places.refuse("the container has no cgroup with this controller", unlimited)
+    return places
+
+
 def _yield_to_others(cpu: str) -> None:
     """Let the daemon and the rest of the host go first where environments want the same CPU."""
     for name, share in (("cpu.weight", WEIGHT_PERCENT), ("cpu.shares", 1024 * WEIGHT_PERCENT // 100)):
@@ -108,10 +125,13 @@ class _Hierarchy:
         return f"no delegation: uid {os.geteuid()} may not write cgroup v1; run the daemon as root, or use v2"
 
 
-def _hierarchies(proc: str) -> Iterator[_Hierarchy]:
-    """The mounted hierarchies that we are in, each once. Those of v1 may be co-mounted, and be anywhere."""
+def _hierarchies(proc: str, of: str = "") -> Iterator[_Hierarchy]:
+    """The mounted hierarchies that we (or process `of`) are in, each once.
+
+    Those of v1 may be co-mounted, and be anywhere.
+    """
     paths: dict[str, str] = {}
-    for line in read_text(f"{proc}/cgroup").splitlines():
+    for line in read_text(f"{of or proc}/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         paths |= dict.fromkeys(names.split(","), path)
     seen: set[str] = set()

@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 
 from skerry.errors import EnvironmentNotFound, InvalidRequest, LaunchFailed
-from skerry.host.cgroup_places import FIX, Places, find_places, read_text, write
+from skerry.host.cgroup_places import FIX, Places, find_places, places_of, read_text, write
 from skerry.host.cgroup_processes import (
     await_change,
     field,
@@ -56,15 +56,22 @@ class Cgroup:
     Made by a CgroupManager. Counters keep their files open until `close` or `remove`. One thread at a time.
     """
 
-    def __init__(self, environment_id: str, places: Places) -> None:
-        name = f"skerry-{environment_id}"
+    def __init__(self, environment_id: str, places: Places, name: str = "") -> None:
+        """It is below `places` by this name; without one, it is where they are."""
+        below = f"/{name}" if name else ""
         self.environment_id = environment_id
-        self._dirs = {controller: f"{parent}/{name}" for controller, parent in places.controllers.items()}
-        self._unified = places.unified and f"{places.unified}/{name}"
+        self._dirs = {controller: f"{parent}{below}" for controller, parent in places.controllers.items()}
+        self._unified = places.unified and f"{places.unified}{below}"
         self._v1 = list(dict.fromkeys(path for path in self._dirs.values() if path != self._unified))
         self._all = [*self._v1, self._unified] if self._unified else self._v1
         self._missing = places.missing
         self._fds: dict[str, int] = {}
+
+    @classmethod
+    def of_container(cls, environment_id: str, pid: int, container: str) -> Cgroup | None:
+        """The cgroups that somebody else made for a container, by one of its processes; None if it has none here."""
+        places = places_of(pid, container)
+        return cls(environment_id, places) if places.controllers else None
 
     @property
     def join(self) -> JoinPlan:
@@ -424,7 +431,7 @@ class CgroupManager:
     def _cgroup(self, environment_id: str) -> Cgroup:
         if not _ENVIRONMENT_ID.fullmatch(environment_id):
             raise InvalidRequest(f"not an environment id: {environment_id!r}", hint="12 of a-z and 0-9")
-        return Cgroup(environment_id, self._places)
+        return Cgroup(environment_id, self._places, f"skerry-{environment_id}")
 
 
 def cpu_quota(millicores: int) -> tuple[int, int]:

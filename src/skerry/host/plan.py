@@ -52,11 +52,16 @@ MASKED = (
 )
 """Below /proc: what tells of the host or of other environments, or lets one act on it. docs/proc.toml has the rest."""
 
+LANDLOCK: tuple[Step, ...] = (
+    ("allow", "/", "ro"),
+    *(("allow", path, "rw") for path in ("/workspace", "/tmp", "/dev", "/proc", RUN)),  # noqa: S108
+)
+
 # What the kernel counts for all environments together, or for all of one caller: the most that one gets of it.
 TERMINALS = 64
 INOTIFY = {"instances": 32, "watches": 32768}
-_PENDING_SIGNALS = 1024
-_MESSAGE_QUEUES = 256 * 1024
+PENDING_SIGNALS = 1024
+MESSAGE_QUEUES = 256 * 1024
 
 RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_SIGPENDING, RLIMIT_MSGQUEUE = 4, 7, 11, 12
 NO_DUMPS = "1"
@@ -121,10 +126,16 @@ class Plan:
                 *self._writable(),
                 ("enter",) if self.rootful else ("pivot",),
                 ("drop", str(UID), str(GID), str(CAPABILITIES_KEPT if self.rootful else 0)),
-                ("allow", "/", "ro"),
-                *(("allow", path, "rw") for path in ("/workspace", "/tmp", "/dev", "/proc", RUN)),  # noqa: S108
+                *LANDLOCK,
                 ("confine", str(_FILTER_SLOT)),
-                self._guest(),
+                guest_step(
+                    self.limits,
+                    self.orphan,
+                    switch=self.rootful,
+                    processes=str(self.limits.pids - _OTHER_USERS * self.rootful),
+                    data=str(self.limits.memory) if self.rlimits else "-",
+                    file_size=str(self.limits.disk) if self.workspace.directory is not None else "-",
+                ),
             ]
         )
 
@@ -165,22 +176,35 @@ class Plan:
             steps += [("dir", target, "0755"), ("place", str(slot), target), ("own", target)]
         return steps
 
-    def _guest(self) -> Step:
-        limits = self.limits
-        return (
-            "guest",
-            "workspace=/workspace",
-            "tmp=/tmp",
-            f"run={RUN}",
-            f"uid={UID}",
-            f"gid={GID}",
-            f"switch={int(self.rootful)}",
-            f"fds={limits.fds}",
-            f"processes={limits.pids - _OTHER_USERS * self.rootful}",
-            f"data={limits.memory if self.rlimits else '-'}",
-            f"file_size={limits.disk if self.workspace.directory is not None else '-'}",
-            f"orphan_ms={int(self.orphan * 1000)}",
-        )
+
+def guest_step(
+    limits: Limits,
+    orphan: float,
+    *,
+    switch: bool,
+    processes: str = "-",
+    data: str = "-",
+    file_size: str = "-",
+    strangers: bool = False,
+    gvisor: bool = False,
+) -> Step:
+    """The end of a list: become the guest of an environment with a root of its own."""
+    return (
+        "guest",
+        "workspace=/workspace",
+        "tmp=/tmp",
+        f"run={RUN}",
+        f"uid={UID}",
+        f"gid={GID}",
+        f"switch={int(switch)}",
+        f"fds={limits.fds}",
+        f"processes={processes}",
+        f"data={data}",
+        f"file_size={file_size}",
+        f"orphan_ms={int(orphan * 1000)}",
+        f"strangers={int(strangers)}",
+        f"gvisor={int(gvisor)}",
+    )
 
 
 def tmpfs_sizes(memory: int, *, workspace_in_memory: bool) -> dict[str, int]:
@@ -240,8 +264,8 @@ def _stage(for_runtime: bool) -> bytes:
             ("loopback",),
             ("rlimit", str(RLIMIT_CORE), NO_DUMPS),
             ("rlimit", str(RLIMIT_NOFILE), str(GUEST_FDS)),
-            ("rlimit", str(RLIMIT_SIGPENDING), str(_PENDING_SIGNALS)),
-            ("rlimit", str(RLIMIT_MSGQUEUE), str(_MESSAGE_QUEUES)),
+            ("rlimit", str(RLIMIT_SIGPENDING), str(PENDING_SIGNALS)),
+            ("rlimit", str(RLIMIT_MSGQUEUE), str(MESSAGE_QUEUES)),
             *([] if for_runtime else [("bound",)]),
             # Late, so that an idle environment is not charged for what its namespaces cost the kernel.
             ("join",),

@@ -1,0 +1,1 @@
+"""Environments that a Docker Engine runs, through its API: see `backend`."""

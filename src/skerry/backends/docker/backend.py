@@ -1,0 +1,515 @@
+"""Environments of a Docker Engine, through its API: isolation `namespace`, or `gvisor` with its runtime `runsc`.
+
+The engine makes the namespaces, cgroups and mounts of `container`; inside, the guest is process 1, as everywhere. It
+comes with a volume, so that an image needs nothing of it. Where the engine is on this machine and this is root, the
+kernel tells all that it tells of other environments, and the guest's socket is reached directly. Of an engine that is
+elsewhere we know what its API says, and a `relay` connects us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
+from skerry.backends.docker import container, report
+from skerry.backends.docker.container import Bind, Container, container_name
+from skerry.backends.docker.engine import CONFLICT, NOT_FOUND, STDOUT, Endpoint, Engine, Refused
+from skerry.backends.docker.relay import Relays
+from skerry.backends.docker.stock import Stock
+from skerry.backends.enforcement import memory_size
+from skerry.backends.instances import InstanceDirectory, Running, connect_inside, list_directories, not_made
+from skerry.backends.machine import Machine
+from skerry.errors import (
+    EnvironmentNotFound,
+    InvalidRequest,
+    IsolationUnavailable,
+    LaunchFailed,
+    PlatformError,
+    SkerryError,
+)
+from skerry.failpoints import hit
+from skerry.host import injected, plan
+from skerry.host.cgroups import Cgroup
+from skerry.host.launcher import explained
+from skerry.host.network import Sockets, catch_all, network_of
+from skerry.ids import new_id
+from skerry.images.store import Image
+from skerry.models import Enforcement, Usage
+from skerry.policy import MIB, Limits, Policy
+
+START_SECONDS, PROBE_SECONDS, LIST_SECONDS, REMOVE_SECONDS = 60.0, 60.0, 10.0, 60.0
+LOOK_AGAIN = 1.0
+"""Seconds between two questions to an engine that does not answer."""
+API_VERSION = (1, 41)
+OVERHEAD, THREADS = 128 * MIB, 256
+"""Memory and threads for gVisor itself, beside what the environment may use."""
+
+
+@dataclass(slots=True)
+class Live:
+    container: str
+    """The engine's id."""
+    running: Running | None
+    """The first process, if it is on this machine."""
+    cgroup: Cgroup | None
+    config: dict[str, Any]
+    """HostConfig as the engine has it."""
+    policy: Policy
+    workspace: str
+    shared: list[str]
+    watch: asyncio.Task[None] | None = None
+    """Ends with an instance whose process is not on this machine."""
+
+
+class DockerBackend:
+    name = "docker"
+    isolation = "namespace"
+    runtime = ""
+    """Of the engine; its default, if empty."""
+    gvisor = False
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._engine = Engine(Endpoint.from_environment())
+        self._home = hashlib.sha256(os.fsencode(machine.home)).hexdigest()[:12]
+        self._stock = Stock(self._engine, self._home, gvisor=self.gvisor)
+        self._relays = Relays(self._engine)
+        self._live: dict[str, Live] = {}
+        self._local: bool | None = None
+        """True if the engine's processes and files are this machine's; None: not known yet."""
+        machine.enter(self.written)
+
+    async def capabilities(self) -> Capabilities:
+        if reason := self._engine.endpoint.trouble():
+            return Capabilities(False, reason)
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                info = await self._engine.call("GET", "info")
+                await self._check(info)
+                await self._try()
+        except SkerryError as error:
+            return Capabilities(False, str(error))
+        except TimeoutError:
+            where = self._engine.endpoint.host
+            return Capabilities(
+                False, f"the Docker Engine at {where} starts nothing within {PROBE_SECONDS:g} s"
+            )
+        return Capabilities(True, rootless="name=rootless" in info.get("SecurityOptions", ()))
+
+    async def _check(self, info: Mapping[str, Any]) -> None:
+        """Raises IsolationUnavailable."""
+        version = await self._engine.call("GET", "version")
+        if info["OSType"] != "linux":
+            raise IsolationUnavailable(f"the Docker Engine runs containers of {info['OSType']}, not Linux")
+        if tuple(map(int, version["ApiVersion"].split("."))) < API_VERSION:
+            raise IsolationUnavailable(
+                f"the Docker Engine speaks API {version['ApiVersion']}",
+                hint="1.41 is needed: Docker 20.10 or newer",
+            )
+        if self.runtime and self.runtime not in info["Runtimes"]:
+            raise IsolationUnavailable(
+                f"the Docker Engine has no runtime {self.runtime}",
+                hint="install runsc, run `runsc install` and restart the engine: "
+                "gvisor.dev/docs/user_guide/quick_start/docker",
+            )
+
+    async def _try(self) -> None:
+        """Start the smallest environment there is. Raises SkerryError."""
+        base = f"{self._machine.home}/docker/base"
+        try:
+            for name in ("dev", "etc", "proc", "run", "sys", "tmp", "workspace"):
+                os.makedirs(f"{base}/{name}", mode=0o755, exist_ok=True)
+        except OSError as error:
+            raise not_made(base, error) from error
+        self._stock.forget()
+        image = Image("", "base", "rootfs", Path(base), {}, 0, 0.0, "")
+        id_ = new_id()
+        self._machine.unused.add(id_)  # the reaper finds no row of it
+        try:
+            await self.start(InstanceSpec(id_, image, Policy(workspace="memory")))
+            self._local = self._live[id_].running is not None
+        finally:
+            await self.stop(id_)
+            self._machine.unused.discard(id_)
+
+    def reserve(self) -> str:
+        return new_id()
+
+    async def start(self, spec: InstanceSpec) -> Instance:
+        id_, policy = spec.environment_id, spec.policy
+        kind = "program" if spec.program else self._workspace_kind(policy)
+        binds = [Bind(layer.source, f"{plan.RUN}/{layer.name}") for layer in spec.layers]
+        if binds or spec.program:
+            self._require_local("packages and programs are directories of the daemon")
+        directory = InstanceDirectory(self._machine.instances, id_)
+        try:
+            if spec.program:
+                directory.make()
+                binds.append(Bind(directory.place("workspace", 0o755), "/workspace"))
+            hit("create.taken")
+            image, shared = await self._root(spec.image, binds)
+            wanted = Container(
+                environment_id=id_,
+                labels={
+                    container.ENVIRONMENT: id_,
+                    container.HOME: self._home,
+                    container.BACKEND: self.name,
+                    container.WORKSPACE: kind,
+                    container.SHARED: json.dumps(shared),
+                },
+                image=image,
+                volume=await self._stock.volume(image),
+                limits=policy.limits,
+                charged=self._charged(policy.limits),
+                profile=policy.profile,
+                orphan=spec.orphan,
+                memory=memory_size(policy) if kind == "memory" else 0,
+                binds=binds,
+                gvisor=self.gvisor,
+                runtime=self.runtime,
+            )
+            await self._run(wanted)
+            self._live[id_] = await self._look(id_, policy)
+        except BaseException as error:
+            if isinstance(error, Refused) and error.answer == NOT_FOUND:
+                self._stock.forget()  # an image or a volume of ours is gone: the next start makes it anew
+            with contextlib.suppress(SkerryError):  # then the next sweep finds it
+                await asyncio.shield(self.stop(id_))
+            raise
+        return Instance(id_, kind, "/workspace")
+
+    async def _run(self, wanted: Container) -> None:
+        """Returns when the guest listens. Raises LaunchFailed, IsolationUnavailable."""
+        made = await self._engine.call(
+            "POST", "containers/create", params={"name": wanted.name}, body=wanted.body()
+        )
+        hit("create.sent")
+        async with self._engine.attached(made["Id"]) as answers:
+            await self._engine.call("POST", f"containers/{made['Id']}/start")
+            hit("create.kept")
+            said = {STDOUT: b"", STDOUT + 1: b""}
+            async with asyncio.timeout(START_SECONDS):
+                while not said[STDOUT].endswith(b"\n") and sum(map(len, said.values())) < 4096:
+                    heard = await self._engine.heard(answers, START_SECONDS)
+                    if heard is None:
+                        break
+                    said[heard[0]] += heard[1]
+        answer = said[STDOUT].decode(errors="replace").strip()
+        if answer.startswith("E\t"):
+            raise explained(answer)
+        if answer != "R":
+            errors = said[STDOUT + 1].decode(errors="replace").strip()
+            raise LaunchFailed(f"the container ended at its start: {errors or answer or 'it says nothing'}")
+
+    async def _look(self, environment_id: str, policy: Policy) -> Live:
+        """What there is of a running container. Raises EnvironmentNotFound, IsolationUnavailable, LaunchFailed."""
+        try:
+            found = await self._engine.call("GET", f"containers/{container_name(environment_id)}/json")
+        except Refused as error:
+            if error.answer == NOT_FOUND:
+                raise EnvironmentNotFound("its container is gone") from error
+            raise
+        labels, state = found["Config"]["Labels"], found["State"]
+        if labels.get(container.HOME) != self._home:
+            raise EnvironmentNotFound("a container of that name belongs to another daemon")
+        if state["Status"] == "created":
+            raise LaunchFailed(f"the start of environment {environment_id} was not finished")
+        if not state["Running"]:
+            why = "it was out of memory" if state.get("OOMKilled") else f"exit code {state.get('ExitCode')}"
+            raise EnvironmentNotFound(f"its container has ended: {why}")
+        running = self._process(state["Pid"], found["Id"])
+        cgroup = None
+        if running is not None:
+            cgroup = Cgroup.of_container(environment_id, running.handle.pid, found["Id"])
+        live = Live(
+            found["Id"],
+            running,
+            cgroup,
+            found["HostConfig"],
+            policy,
+            labels[container.WORKSPACE],
+            json.loads(labels[container.SHARED]),
+        )
+        if running is None:
+            live.watch = asyncio.create_task(self._await_end(found["Id"]))
+        return live
+
+    def _process(self, pid: int, id_: str) -> Running | None:
+        """The first process of a container, if it is one of this machine."""
+        if self._engine.endpoint.socket is None or not pid:
+            return None
+        try:
+            running = Running(pid)
+        except (ProcessLookupError, ValueError):
+            return None
+        with contextlib.suppress(OSError):
+            # Of a runtime that is not in the container's cgroups, the arguments name the container.
+            named = Path(f"/proc/{pid}/cgroup").read_text() + Path(f"/proc/{pid}/cmdline").read_text()
+            if id_ in named:
+                return running
+        running.handle.close()
+        return None
+
+    async def _await_end(self, id_: str) -> None:
+        while True:
+            try:
+                await self._engine.call("POST", f"containers/{id_}/wait", seconds=None)
+                return
+            except Refused:  # there is no such container
+                return
+            except IsolationUnavailable:
+                await asyncio.sleep(LOOK_AGAIN)
+
+    async def _root(self, image: Image, binds: list[Bind]) -> tuple[str, list[str]]:
+        """The engine's image, and the parts of it that environments share; the host's parts are added to `binds`."""
+        if image.rootfs is not None:
+            as_root = os.geteuid() != 0
+            return await self._stock.image(image.digest, str(image.rootfs), as_root=as_root), []
+        self._require_local("the image 'host' shows files of the daemon's machine")
+        try:
+            tree, parts = await asyncio.to_thread(self._machine.host_roots.current)
+        except OSError as error:
+            raise not_made("a copy of the host's /etc", error) from error
+        for source, target in parts:
+            binds += container.with_submounts(source, target)
+        name = await self._stock.image(os.path.basename(tree), tree, as_root=True)
+        return name, [source for source, _ in parts]
+
+    def _require_local(self, why: str) -> None:
+        """Raises InvalidRequest."""
+        if not self._local:
+            raise InvalidRequest(
+                f"{why}, and the Docker Engine at {self._engine.endpoint.host} is on another machine",
+                hint="use an image that was built or imported, without packages; or backend 'namespace'",
+            )
+
+    def _charged(self, limits: Limits) -> Limits:
+        if not self.gvisor:
+            return limits
+        return replace(limits, memory=limits.memory + OVERHEAD, pids=2 * limits.pids + THREADS)
+
+    def _workspace_kind(self, policy: Policy) -> str:
+        """Raises InvalidRequest."""
+        if policy.workspace == "disk":
+            raise InvalidRequest(
+                f"backend {self.name!r} has no workspaces on disk",
+                hint="ask for workspace 'memory', or for backend 'namespace' or 'oci' of a daemon that runs as root",
+            )
+        return "memory"
+
+    def disk(self, policy: Policy) -> int:
+        self._workspace_kind(policy)
+        return 0
+
+    def written(self) -> int:
+        return 0
+
+    def fixed(self, policy: Policy) -> tuple[object, ...]:
+        limits = policy.limits
+        by_kernel = bool(self._local) and os.geteuid() == 0
+        return (
+            policy.profile,
+            self._workspace_kind(policy),
+            limits.disk,
+            limits.inodes,
+            limits.fds,
+            limits.memory,
+            limits.pids,
+            None if by_kernel else limits.millicores,
+        )
+
+    def settle(self, environment_id: str, policy: Policy) -> None:
+        live = self._get(environment_id)
+        if live.cgroup is not None and policy.limits != live.policy.limits:
+            live.cgroup.apply(self._charged(policy.limits))
+        live.policy = policy
+
+    def share(self, environment_id: str, group: str) -> None:
+        live = self._live.get(environment_id)
+        if live is not None and live.cgroup is not None:
+            self._machine.cpu_shares.add(group, environment_id, live.cgroup)
+
+    async def adopt(self, spec: InstanceSpec) -> Instance:
+        live = self._live[spec.environment_id] = await self._look(spec.environment_id, spec.policy)
+        if live.running is not None:
+            self._local = True
+        if live.cgroup is not None:
+            live.cgroup.weigh(1)
+        return Instance(spec.environment_id, live.workspace, "/workspace")
+
+    async def connect(self, environment_id: str) -> socket.socket:
+        live = self._get(environment_id)
+        if live.running is not None and os.geteuid() == 0 and not self.gvisor:
+            return connect_inside(live.running.handle.pid, injected.SOCKET)
+        # Inside gVisor the socket belongs to root, and root there is nobody on the host.
+        return await self._relays.open(live.container, "0:0" if self.gvisor else container.RELAY_USER)
+
+    async def open_network(self, environment_id: str) -> Sockets:
+        live = self._get(environment_id)
+        if self.gvisor:
+            raise IsolationUnavailable(
+                "its kernel has no network", hint="ask for backend 'oci', or for network 'none'"
+            )
+        if live.running is None or os.geteuid() != 0:
+            raise IsolationUnavailable(
+                "its network is out of reach: that takes a daemon that runs as root on the engine's machine",
+                hint="ask for network 'none', or run the daemon there",
+            )
+        pid = live.running.handle.pid
+
+        def work() -> Sockets:
+            network = network_of(pid)
+            try:
+                return catch_all(self._machine.helper, network, rootful=True)
+            finally:
+                os.close(network)
+
+        try:
+            return await asyncio.to_thread(work)
+        except OSError as error:
+            raise IsolationUnavailable(f"its network cannot be entered: {error.strerror}") from error
+
+    def gate(self, environment_id: str, name: str) -> str:
+        return InstanceDirectory(self._machine.instances, environment_id).gate(name)
+
+    async def deliver(
+        self, environment_id: str, files: Mapping[str, bytes], links: Mapping[str, str]
+    ) -> None:
+        directory = InstanceDirectory(self._machine.instances, environment_id)
+        await asyncio.to_thread(directory.deliver, files, links)
+
+    async def stop(self, environment_id: str) -> None:
+        live = self._live.get(environment_id)
+        self._machine.cpu_shares.remove(environment_id)
+        try:
+            await self._remove(environment_id)
+        except IsolationUnavailable:
+            # Nothing of it runs on, at least; the engine's record of it is removed when it answers again.
+            if live is not None and live.running is not None and os.geteuid() == 0:
+                await live.running.kill()
+            raise
+        hit("delete.killed")
+        await asyncio.to_thread(InstanceDirectory(self._machine.instances, environment_id).remove)
+        hit("delete.directory")
+        self._live.pop(environment_id, None)
+        if live is not None:
+            if live.watch is not None:
+                live.watch.cancel()
+            if live.cgroup is not None:
+                live.cgroup.close()
+            if live.running is not None:
+                live.running.handle.close()
+
+    async def _remove(self, environment_id: str) -> None:
+        """Raises IsolationUnavailable, PlatformError."""
+        name = container_name(environment_id)
+        deadline = asyncio.get_running_loop().time() + REMOVE_SECONDS
+        while True:
+            try:
+                await self._engine.call("DELETE", f"containers/{name}", params={"force": "1", "v": "1"})
+                return
+            except Refused as error:
+                if error.answer == NOT_FOUND:
+                    return
+                # Somebody removes it already, or what it consists of is still in use for a moment.
+                if error.answer != CONFLICT or asyncio.get_running_loop().time() > deadline:
+                    raise PlatformError(
+                        f"container {name} cannot be removed: {error.message}", hint=error.hint
+                    ) from error
+            with contextlib.suppress(Refused):
+                await self._engine.call("POST", f"containers/{name}/wait", params={"condition": "removed"})
+
+    def alive(self, environment_id: str) -> bool:
+        live = self._live.get(environment_id)
+        if live is None:
+            return False
+        if live.running is not None:
+            return not live.running.handle.ended()
+        return live.watch is not None and not live.watch.done()
+
+    async def wait(self, environment_id: str) -> None:
+        live = self._get(environment_id)
+        if live.running is not None:
+            await live.running.handle.wait()
+        elif live.watch is not None:
+            await asyncio.wait((live.watch,))
+
+    async def list(self) -> list[str]:
+        found = {*list_directories(self._machine.instances)}
+        if not self._engine.endpoint.trouble():
+            labels = [f"{container.HOME}={self._home}", f"{container.BACKEND}={self.name}"]
+            params = {"all": "1", "filters": json.dumps({"label": labels})}
+            with contextlib.suppress(
+                SkerryError
+            ):  # what an engine has that does not answer now, a later sweep finds
+                answer = await self._engine.call(
+                    "GET", "containers/json", params=params, seconds=LIST_SECONDS
+                )
+                found |= {each["Labels"].get(container.ENVIRONMENT, "") for each in answer}
+        return sorted(id_ for id_ in found if id_ and id_ not in self._machine.unused)
+
+    def enforced(self, environment_id: str) -> builtins.list[Enforcement]:
+        live = self._get(environment_id)
+        pid = live.running.handle.pid if live.running is not None else None
+        rows = report.limits_of(live.config) if live.cgroup is None else live.cgroup.enforced()
+        if self.gvisor:
+            rows = report.without_overhead(rows, live.policy.limits, OVERHEAD)
+        return rows + report.protections_of(
+            live.policy, live.workspace, live.shared, live.config, pid=pid, gvisor=self.gvisor
+        )
+
+    async def usage(self, environment_id: str, *, io: bool = True) -> Usage:
+        live = self._get(environment_id)
+        if live.cgroup is not None:
+            return live.cgroup.usage(io=io)
+        params = {"stream": "0", "one-shot": "1"}
+        return report.usage_of(
+            await self._engine.call("GET", f"containers/{live.container}/stats", params=params)
+        )
+
+    def sample(self, environment_id: str) -> Sample:
+        live = self._get(environment_id)
+        if live.cgroup is None:
+            return Sample(None, 0)
+        cpu, oom_kills = live.cgroup.sample()
+        return Sample(None if cpu is None else cpu / 1e9, oom_kills)
+
+    def reset_peak(self, environment_id: str) -> None:
+        live = self._get(environment_id)
+        if live.cgroup is not None:
+            live.cgroup.reset_peak()
+
+    def prepared(self) -> int:
+        return 0
+
+    async def close(self) -> None:
+        await self._relays.close()
+        for live in self._live.values():
+            if live.watch is not None:
+                live.watch.cancel()
+        await self._stock.close()
+        await self._engine.close()
+        await self._machine.leave(self.written)
+
+    def _get(self, environment_id: str) -> Live:
+        live = self._live.get(environment_id)
+        if live is None:
+            raise EnvironmentNotFound(f"no environment {environment_id} runs here")
+        return live
+
+
+class DockerGvisorBackend(DockerBackend):
+    name = "docker-runsc"
+    isolation = "gvisor"
+    runtime = "runsc"
+    gvisor = True

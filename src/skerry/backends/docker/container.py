@@ -1,0 +1,166 @@
+"""The container of an environment, as data for the engine: all policy of the docker backends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skerry.host import injected, plan
+from skerry.host.cgroups import cpu_quota
+from skerry.policy import MIB, Limits
+
+HOSTNAME = "skerry"
+ENVIRONMENT, HOME, BACKEND, WORKSPACE, SHARED = (
+    f"skerry.{name}" for name in ("environment", "home", "backend", "workspace", "shared")
+)
+"""Labels."""
+RELAY_USER = "65534:65534"
+"""Not the workload's, which could signal and trace a relay of its own user."""
+_ENGINES_MASKED = ("/proc/asound", "/proc/acpi", "/proc/scsi", "/sys/firmware")
+"""What engines mask by themselves and must be named when more is masked; the rest is in plan.MASKED."""
+_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+_ROOTS_CAPABILITIES = ("KILL", "SETGID", "SETPCAP", "SETUID")
+"""Of the guest's start in a kernel that is not the host's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """A file or directory of the engine's machine, to be read only."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    environment_id: str
+    labels: dict[str, str]
+    image: str
+    volume: str
+    """With injected.files."""
+    limits: Limits
+    """Of what is inside."""
+    charged: Limits
+    """As the engine enforces them."""
+    profile: str
+    orphan: float
+    memory: int
+    """Bytes of a workspace in memory; 0: it is one of `binds`."""
+    binds: Sequence[Bind] = ()
+    gvisor: bool = False
+    runtime: str = ""
+
+    @property
+    def name(self) -> str:
+        return container_name(self.environment_id)
+
+    def body(self) -> dict[str, Any]:
+        """What `containers/create` takes."""
+        start = injected.init_as_root if self.gvisor else injected.init_as_user
+        return {
+            "Image": self.image,
+            "Entrypoint": start(self.profile, self.limits, self.orphan),
+            "Cmd": [],
+            "User": "0:0" if self.gvisor else f"{plan.UID}:{plan.GID}",
+            "WorkingDir": "/",
+            "Hostname": HOSTNAME,
+            "Labels": self.labels,
+            "AttachStdin": False,
+            "NetworkDisabled": False,
+            "HostConfig": self._host_config(),
+        }
+
+    def _host_config(self) -> dict[str, Any]:
+        quota, period = cpu_quota(self.charged.millicores)
+        ulimits = {
+            "core": int(plan.NO_DUMPS),
+            "nofile": plan.GUEST_FDS,
+            "sigpending": plan.PENDING_SIGNALS,
+            "msgqueue": plan.MESSAGE_QUEUES,
+        }
+        sizes = plan.tmpfs_sizes(self.limits.memory, workspace_in_memory=self.memory > 0)
+        found: dict[str, Any] = {
+            "NetworkMode": "none",
+            "IpcMode": "private",
+            "PidMode": "",
+            "CgroupnsMode": "private",
+            "Privileged": False,
+            "ReadonlyRootfs": True,
+            "CapDrop": ["ALL"],
+            "CapAdd": list(_ROOTS_CAPABILITIES) if self.gvisor else [],
+            "SecurityOpt": ["no-new-privileges"],
+            "Memory": self.charged.memory,
+            "MemorySwap": self.charged.memory,
+            "CpuQuota": quota,
+            "CpuPeriod": period,
+            "PidsLimit": self.charged.pids,
+            "Ulimits": [{"Name": name, "Soft": value, "Hard": value} for name, value in ulimits.items()],
+            "ShmSize": sizes["dev/shm"],
+            "Tmpfs": self._tmpfs(sizes["tmp"]),
+            "Mounts": self._mounts(),
+            "MaskedPaths": sorted({*_ENGINES_MASKED, "/sys", *(f"/proc/{name}" for name in plan.MASKED)}),
+            "ReadonlyPaths": list(_READ_ONLY),
+            "Dns": ["127.0.0.1"],
+            "DnsSearch": ["."],
+            "LogConfig": {"Type": "none"},
+            "RestartPolicy": {"Name": "no"},
+            "Init": False,
+        }
+        if self.runtime:
+            found["Runtime"] = self.runtime
+        return found
+
+    def _tmpfs(self, tmp: int) -> dict[str, str]:
+        owner = f"uid={plan.UID},gid={plan.GID}"
+        # gVisor has no limit of inodes: they take memory, which is limited.
+        inodes = "" if self.gvisor else f",nr_inodes={self.limits.inodes}"
+        root = "mode=0700" if self.gvisor else f"mode=0711,{owner}"
+        found = {
+            "/tmp": f"exec,mode=1777,size={tmp}{inodes}",  # noqa: S108
+            plan.RUN: f"{owner},mode=0700,size={4 * MIB}",
+            injected.CONTROL: f"{root},size=64k",
+        }
+        if self.memory:
+            found["/workspace"] = f"exec,{owner},mode=0755,size={self.memory}{inodes}"
+        return found
+
+    def _mounts(self) -> list[dict[str, Any]]:
+        guest = {
+            "Type": "volume",
+            "Source": self.volume,
+            "Target": injected.GUEST,
+            "ReadOnly": True,
+            "VolumeOptions": {"NoCopy": True},
+        }
+        return [guest, *(_bind(bind) for bind in self.binds)]
+
+
+def container_name(environment_id: str) -> str:
+    return f"skerry-{environment_id}"
+
+
+def _bind(bind: Bind) -> dict[str, Any]:
+    return {
+        "Type": "bind",
+        "Source": bind.source,
+        "Target": bind.target,
+        "ReadOnly": True,
+        "BindOptions": {"NonRecursive": True, "Propagation": "rprivate"},
+    }
+
+
+def with_submounts(source: str, target: str) -> list[Bind]:
+    """Binds of a directory and of each mount below it: an engine cannot make all of these read-only at once."""
+    found = [Bind(source, target)]
+    if os.path.isdir(source):
+        with open("/proc/self/mountinfo", errors="surrogateescape") as file:
+            points = sorted({line.split(" ")[4] for line in file})
+        below = source.rstrip("/") + "/"
+        found += [
+            Bind(point, f"{target.rstrip('/')}/{point.removeprefix(below)}")
+            for point in points
+            if point.startswith(below)
+        ]
+    return found

@@ -1,0 +1,67 @@
+"""Streams to guests whose socket only the engine can reach: `skerry-guest relay`, started in the container."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+from skerry.backends.docker.engine import STDOUT, Engine, Stream, close_stream
+from skerry.errors import GuestFailed, SkerryError
+from skerry.host import injected
+
+PIECE = 64 * 1024
+
+
+class Relays:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def open(self, container: str, user: str) -> socket.socket:
+        """A stream to the guest in a container. The relay runs as `user`. Raises GuestFailed."""
+        try:
+            stream = await self._engine.execute(container, [injected.PROGRAM, "relay", injected.SOCKET], user)
+        except SkerryError as error:
+            raise GuestFailed(f"the guest cannot be reached: {error.message}", hint=error.hint) from error
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        task = asyncio.create_task(self._copy(stream, ours))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return theirs
+
+    async def close(self) -> None:
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+
+    async def _copy(self, stream: Stream, sock: socket.socket) -> None:
+        """Until either side ends."""
+        ways = [
+            asyncio.create_task(self._to_guest(stream, sock)),
+            asyncio.create_task(self._from_guest(stream, sock)),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.wait(ways)
+            await close_stream(stream)
+            sock.close()
+
+    async def _to_guest(self, stream: Stream, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError, SkerryError):
+            while data := await loop.sock_recv(sock, PIECE):
+                await self._engine.tell(stream, data)
+
+    async def _from_guest(self, stream: Stream, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError, SkerryError):
+            while (heard := await self._engine.heard(stream)) is not None:
+                if heard[0] == STDOUT:
+                    await loop.sock_sendall(sock, heard[1])
