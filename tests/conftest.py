@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 import uvloop
 
-from tests import leaks, postgres, support
+from tests import dockerd, leaks, postgres, support
 
 SETTLE_SECONDS = 10.0
 LEFT_BEHIND = 6
@@ -113,6 +113,13 @@ def _nothing_is_left(pytestconfig: pytest.Config) -> Iterator[None]:
         if _is_worker(pytestconfig):
             pytestconfig.workeroutput["left"] = left  # type: ignore[attr-defined]
         pytest.fail("the tests left behind:\n" + "\n".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _engine_ends(_nothing_is_left: None) -> Iterator[None]:
+    """End the Docker Engine of this process, if a test has started one."""
+    yield
+    dockerd.shared.close()
 
 
 @pytest.fixture(autouse=True)

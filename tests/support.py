@@ -66,6 +66,12 @@ def folder_in_memory() -> str:
     return "/tmp" if os.statvfs(shared).f_flag & os.ST_NODEV else shared
 
 
+def await_end(process: int, seconds: float) -> None:
+    """Return when the process of a pidfd has ended. Fails the test after so many seconds."""
+    if not select.select([process], [], [], seconds)[0]:
+        pytest.fail(f"a process did not end in {seconds:.0f} s", pytrace=False)
+
+
 @contextmanager
 def temporary_home(uid: int | None = None, folder: str = "/tmp") -> Iterator[Path]:
     """A fresh SKERRY_HOME with a short path, of this user or of `uid`.

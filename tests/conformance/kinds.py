@@ -14,13 +14,15 @@ from dataclasses import dataclass
 import pytest
 
 from skerry.backends.base import Backend, Capabilities
+from skerry.backends.docker.backend import DockerBackend, DockerGvisorBackend
+from skerry.backends.docker.engine import Endpoint
 from skerry.backends.fake import FakeBackend
 from skerry.backends.machine import Machine
 from skerry.backends.namespace import NamespaceBackend
 from skerry.backends.oci import OciBackend
 from skerry.failpoints import POINTS
 from skerry.host import readback
-from tests import support
+from tests import dockerd, support
 
 GIVES = {
     "isolated": "a process tree and a network that are its own",
@@ -69,6 +71,16 @@ KINDS = (
         "oci",
         lambda home: OciBackend(Machine(home)),
         frozenset({"isolated", "own_root", "plain_user", "counters", "users", "prepared"}),
+    ),
+    Kind(
+        "docker",
+        lambda home: DockerBackend(Machine(home), Endpoint(dockerd.shared.get().host)),
+        _LINUX | {"isolated", "own_root", "plain_user", "pids", "counters"},
+    ),
+    Kind(
+        "docker-runsc",
+        lambda home: DockerGvisorBackend(Machine(home), Endpoint(dockerd.shared.get().host)),
+        frozenset({"isolated", "own_root", "plain_user", "counters", "users"}),
     ),
 )
 RUNGS = {kind.name: kind for kind in KINDS if kind.name not in ("fake", "namespace")}

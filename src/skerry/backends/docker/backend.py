@@ -78,9 +78,10 @@ class DockerBackend:
     """Of the engine; its default, if empty."""
     gvisor = False
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, endpoint: Endpoint | None = None) -> None:
+        """The engine is at `endpoint`, or where the environment variables say."""
         self._machine = machine
-        self._engine = Engine(Endpoint.from_environment())
+        self._engine = Engine(endpoint or Endpoint.from_environment())
         self._home = hashlib.sha256(os.fsencode(machine.home)).hexdigest()[:12]
         self._stock = Stock(self._engine, self._home, gvisor=self.gvisor)
         self._relays = Relays(self._engine)

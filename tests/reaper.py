@@ -1,4 +1,4 @@
-"""`python -m benchmarks.reaper program ...`: runs a program and reaps its orphans.
+"""`python -m tests.reaper program ...`: runs a program and reaps its orphans.
 
 containerd's shims outlive their parents and stay zombies where process 1 reaps nothing.
 Forwards SIGTERM. Exits when the program and all its orphans have exited.
