@@ -16,10 +16,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests import support
 
-START_SECONDS, END_SECONDS = 60.0, 60.0
+START_SECONDS, END_SECONDS, ANSWER_SECONDS = 60.0, 60.0, 60.0
 PROGRAMS = ("dockerd", "containerd", "runc")
 _numbers = itertools.count()
 
@@ -68,16 +69,32 @@ class Dockerd:
             time.sleep(0.05)
 
     def answers(self) -> bool:
-        connection = http.client.HTTPConnection("docker", timeout=5)
+        try:
+            return self._request("GET", "/_ping")[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def ask(self, method: str, path: str) -> Any:
+        """The answer's JSON. Fails the test when the engine refuses."""
+        status, answer = self._request(method, path)
+        assert status < 300, answer
+        return json.loads(answer) if answer else None
+
+    def belongings(self) -> set[str]:
+        """Its containers, volumes and images."""
+        found = {f"container {'/'.join(each['Names'])}" for each in self.ask("GET", "/containers/json?all=1")}
+        found |= {f"volume {each['Name']}" for each in self.ask("GET", "/volumes")["Volumes"] or ()}
+        return found | {f"image {each['RepoTags']}" for each in self.ask("GET", "/images/json?all=1")}
+
+    def _request(self, method: str, path: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("docker", timeout=ANSWER_SECONDS)
         with socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(5)
-            try:
-                sock.connect(self.socket)
-                connection.sock = sock
-                connection.request("GET", "/_ping")
-                return connection.getresponse().status == 200
-            except (OSError, http.client.HTTPException):
-                return False
+            sock.settimeout(ANSWER_SECONDS)
+            sock.connect(self.socket)
+            connection.sock = sock
+            connection.request(method, path)
+            response = connection.getresponse()
+            return response.status, response.read()
 
     @property
     def pid(self) -> int:

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,14 @@ def folder_in_memory() -> str:
     """Where the tens of thousands of files of an image are made quickly; /tmp where memory cannot hold devices."""
     shared = "/dev/shm"
     return "/tmp" if os.statvfs(shared).f_flag & os.ST_NODEV else shared
+
+
+def eventually(happened: Callable[[], bool], seconds: float = STOP_SECONDS) -> None:
+    """For what gives no event: ask again and again."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def await_end(process: int, seconds: float) -> None:
