@@ -23,7 +23,7 @@ else:
 ANSWER_SECONDS = 60.0
 """The engine waits for its disk, and deletes many containers at once slowly."""
 DEFAULT_HOST = "unix:///var/run/docker.sock"
-NOT_FOUND, CONFLICT, NOT_MODIFIED = 404, 409, 304
+NOT_FOUND, CONFLICT, FAILED = 404, 409, 500
 STDOUT = 1
 _NOT_CONNECTED = 900
 """The answer that aiodocker makes up when there was none."""
@@ -138,10 +138,18 @@ class Engine:
         Raises Refused for an error in the answer, IsolationUnavailable without one.
         """
         data = json.dumps(body) if isinstance(body, dict) else body
-        async with self._translated(seconds):
-            return await self._client()._query_json(
-                path, method, params=params, data=data, headers={"Content-Type": content}, timeout=None
-            )
+        headers = {"Content-Type": content}
+        async with (
+            self._translated(seconds),
+            self._client()._query(
+                path, method, params=params, data=data, headers=headers, timeout=None
+            ) as response,
+        ):
+            answer = await response.read()
+        try:
+            return json.loads(answer) if answer else None
+        except ValueError:
+            return _last(answer)
 
     @contextlib.asynccontextmanager
     async def attached(self, container: str) -> AsyncIterator[Stream]:
@@ -200,6 +208,17 @@ class Engine:
             f"the Docker Engine at {self.endpoint.host} is out of reach: {why}",
             hint="see that it runs (`docker info`, `systemctl status docker`), then try again",
         )
+
+
+def _last(answer: bytes) -> Any:
+    """The end of a stream of progress, a line each. Raises Refused: an error is told there, below a good status."""
+    try:
+        last = json.loads(answer.splitlines()[-1])
+    except ValueError:
+        return None
+    if "error" in last:
+        raise Refused(FAILED, str(last["error"]))
+    return last
 
 
 async def close_stream(stream: Stream) -> None:

@@ -84,8 +84,6 @@ class Stock:
                 content="application/x-tar",
                 seconds=IMPORT_SECONDS,
             )
-            # Errors come in the stream of progress, below a status that says that all is well.
-            await self._engine.call("GET", f"images/{name}/json")
         self._images.add(name)
 
     async def _fill(self, image: str) -> None:
