@@ -52,7 +52,8 @@
  *   open SLOT PATH               a file to read from, for `confine`
  *   bounding                     the first half of `bound`, for kernels without securebits
  *   shield UID                   after `drop`: real and saved id, for kernels that do not protect process 1 from its user
- *   processes PATH COUNT         a limit, by the cgroups (v1) that are mounted there, which nobody sees from then on
+ *   processes PATH COUNT         a limit, by the cgroups (v1) that are mounted there
+ *   unmount PATH
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -187,7 +188,6 @@ static void limit_processes(const char *mounts, const char *count)
     write_to(path, count);
     snprintf(path, sizeof path, "%s/pids/skerry/cgroup.procs", mounts);
     write_to(path, "1");
-    sk_check(umount2(mounts, MNT_DETACH), "processes", mounts);
 }
 
 static void execute(const struct sk_cursor *c)
@@ -204,6 +204,8 @@ static void execute(const struct sk_cursor *c)
         sk_check(chmod(c->argv[1], (mode_t)sk_number("chmod", c->argv[2])), "chmod", c->argv[1]);
     } else if (sk_is_step(c, "processes", 2)) {
         limit_processes(c->argv[1], c->argv[2]);
+    } else if (sk_is_step(c, "unmount", 1)) {
+        sk_check(umount2(c->argv[1], MNT_DETACH), "unmount", c->argv[1]);
     } else if (sk_is_step(c, "open", 2)) {
         int n = sk_slot("open", c->argv[1]);
         sk_slots[n] = (int)sk_check(open(c->argv[2], O_RDONLY | O_CLOEXEC), "open", c->argv[2]);

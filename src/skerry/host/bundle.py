@@ -43,7 +43,6 @@ _FIRST = 2
 """The slots before those of the workspace and the layers: the log and the answers."""
 _CAPABILITIES = ("CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN")
 """What init has until it becomes the guest."""
-_CGROUPS = "/sys/fs/cgroup"
 _TMP_INODES = 4096
 
 
@@ -136,7 +135,7 @@ class Bundle:
             "ociVersion": "1.0.2",
             "process": {
                 "user": {"uid": 0, "gid": 0},
-                "args": injected.init_as_root(self.profile, self.limits, self.orphan, cgroups=_CGROUPS),
+                "args": injected.init_as_root(self.profile, self.limits, self.orphan),
                 "cwd": "/",
                 "capabilities": capabilities,
                 "rlimits": [files],
@@ -156,7 +155,7 @@ class Bundle:
         sizes = plan.tmpfs_sizes(self.limits.memory, workspace_in_memory=self.workspace.memory > 0)
         found = [
             {"destination": "/proc", "type": "proc", "source": "proc"},
-            {"destination": _CGROUPS, "type": "cgroup", "source": "cgroup"},
+            {"destination": injected.CGROUPS, "type": "cgroup", "source": "cgroup"},
             _tmpfs("/dev/shm", sizes["dev/shm"], "mode=1777", "noexec"),  # noqa: S108
             _tmpfs("/tmp", sizes["tmp"], "mode=1777"),  # noqa: S108
             _tmpfs(plan.RUN, 4 << 20, "mode=0700", "noexec", *owner),

@@ -14,6 +14,7 @@ INSIDE = "/.skerry"
 GUEST, CONTROL = f"{INSIDE}/guest", f"{INSIDE}/ctl"
 SOCKET = f"{CONTROL}/guest.sock"
 PROGRAM = f"{GUEST}/skerry-guest"
+CGROUPS = "/sys/fs/cgroup"
 _FILTER_SLOT = "0"
 _SHIELD = "65533"
 """An id that no program inside has. gVisor lets a process of the workload's user end process 1."""
@@ -40,15 +41,16 @@ def files(*, gvisor: bool) -> dict[str, tuple[bytes, int]]:
     return found
 
 
-def init_as_root(profile: str, limits: Limits, orphan: float, *, cgroups: str = "") -> list[str]:
-    """The arguments where the guest begins as root of a kernel that is not the host's.
+def init_as_root(profile: str, limits: Limits, orphan: float, *, unmount: bool = True) -> list[str]:
+    """The arguments where the guest begins as root of gVisor's kernel.
 
-    It becomes appuser, and keeps what it needs to switch users. `cgroups` is where cgroups (v1) are mounted that can
-    be written: then they limit the number of processes.
+    It becomes appuser, and keeps what it needs to switch users. At CGROUPS it needs cgroups (v1) that root can write;
+    nobody sees them from then on, with `unmount`, for which root needs CAP_SYS_ADMIN.
     """
     return _arguments(
         *_listening(profile),
-        *([("processes", cgroups, str(limits.pids))] if cgroups else []),
+        ("processes", CGROUPS, str(limits.pids)),
+        *([("unmount", CGROUPS)] if unmount else []),
         ("bounding",),
         ("drop", str(plan.UID), str(plan.GID), str(plan.CAPABILITIES_KEPT)),
         ("shield", _SHIELD),

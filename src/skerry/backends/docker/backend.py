@@ -123,6 +123,12 @@ class DockerBackend:
                 hint="install runsc, run `runsc install` and restart the engine: "
                 "gvisor.dev/docs/user_guide/quick_start/docker",
             )
+        path = info["Runtimes"].get(self.runtime, {}).get("path", "")
+        if self.gvisor and "runsc" not in os.path.basename(path):
+            raise IsolationUnavailable(
+                f"the Docker Engine's runtime {self.runtime} is {path}, not gVisor's",
+                hint="name gVisor's program `runsc`",
+            )
 
     async def _try(self) -> None:
         """Start the smallest environment there is. Raises SkerryError."""

@@ -58,10 +58,9 @@ class Container:
 
     def body(self) -> dict[str, Any]:
         """What `containers/create` takes."""
-        start = injected.init_as_root if self.gvisor else injected.init_as_user
         return {
             "Image": self.image,
-            "Entrypoint": start(self.profile, self.limits, self.orphan),
+            "Entrypoint": self._init(),
             "Cmd": [],
             "User": "0:0" if self.gvisor else f"{plan.UID}:{plan.GID}",
             "WorkingDir": "/",
@@ -71,6 +70,11 @@ class Container:
             "NetworkDisabled": False,
             "HostConfig": self._host_config(),
         }
+
+    def _init(self) -> list[str]:
+        if self.gvisor:
+            return injected.init_as_root(self.profile, self.limits, self.orphan, unmount=False)
+        return injected.init_as_user(self.profile, self.limits, self.orphan)
 
     def _host_config(self) -> dict[str, Any]:
         quota, period = cpu_quota(self.charged.millicores)

@@ -35,8 +35,7 @@ def without_overhead(rows: Sequence[Enforcement], limits: Limits, overhead: int)
             by = f"{row.by}, with {overhead // MIB} MiB more for the runtime; at it the environment ends"
             row = replace(row, value=str(limits.memory), by=by)
         elif row.name == "pids" and row.enforced:
-            by = f"{row.by}, for the threads of the runtime; at it the environment ends"
-            row = replace(row, by=by)
+            row = replace(row, value=str(limits.pids), by="a cgroup of the environment's own kernel")
         found.append(row)
     return found
 
