@@ -121,7 +121,9 @@ class Dockerd:
 
 def _runtimes() -> dict[str, object]:
     runsc = shutil.which("runsc")
-    return {"runsc": {"path": runsc, "runtimeArgs": ["--platform=systrap", "--network=none"]}} if runsc else {}
+    return (
+        {"runsc": {"path": runsc, "runtimeArgs": ["--platform=systrap", "--network=none"]}} if runsc else {}
+    )
 
 
 def require(*programs: str) -> None:

@@ -31,6 +31,7 @@ from skerry.backends.instances import InstanceDirectory, Running, connect_inside
 from skerry.backends.machine import Machine
 from skerry.errors import (
     EnvironmentNotFound,
+    GuestFailed,
     InvalidRequest,
     IsolationUnavailable,
     LaunchFailed,
@@ -69,6 +70,14 @@ class Live:
     shared: list[str]
     watch: asyncio.Task[None] | None = None
     """Ends with an instance whose process is not on this machine."""
+
+    def close(self) -> None:
+        if self.watch is not None:
+            self.watch.cancel()
+        if self.cgroup is not None:
+            self.cgroup.close()
+        if self.running is not None:
+            self.running.handle.close()
 
 
 class DockerBackend:
@@ -155,11 +164,15 @@ class DockerBackend:
     async def start(self, spec: InstanceSpec) -> Instance:
         id_, policy = spec.environment_id, spec.policy
         kind = "program" if spec.program else self._workspace_kind(policy)
-        binds = [Bind(layer.source, f"{plan.RUN}/{layer.name}") for layer in spec.layers]
-        if binds or spec.program:
+        if id_ in self._live:
+            raise LaunchFailed(f"environment {id_} runs already")
+        if spec.layers or spec.program:
             self._require_local("packages and programs are directories of the daemon")
         directory = InstanceDirectory(self._machine.instances, id_)
+        binds: builtins.list[Bind] = []
         try:
+            for layer in spec.layers:
+                binds += container.binds_of(layer.source, f"{plan.RUN}/{layer.name}", self._empty())
             if spec.program:
                 directory.make()
                 binds.append(Bind(directory.place("workspace", 0o755), "/workspace"))
@@ -188,6 +201,8 @@ class DockerBackend:
             await self._run(wanted)
             self._live[id_] = await self._look(id_, policy)
         except BaseException as error:
+            if isinstance(error, Refused) and error.answer == CONFLICT:
+                raise  # the container of that name is another one
             if isinstance(error, Refused) and error.answer == NOT_FOUND:
                 self._stock.forget()  # an image or a volume of ours is gone: the next start makes it anew
             with contextlib.suppress(SkerryError):  # then the next sweep finds it
@@ -277,7 +292,7 @@ class DockerBackend:
             except IsolationUnavailable:
                 await asyncio.sleep(LOOK_AGAIN)
 
-    async def _root(self, image: Image, binds: list[Bind]) -> tuple[str, list[str]]:
+    async def _root(self, image: Image, binds: builtins.list[Bind]) -> tuple[str, builtins.list[str]]:
         """The engine's image, and the parts of it that environments share; the host's parts are added to `binds`."""
         if image.rootfs is not None:
             as_root = os.geteuid() != 0
@@ -287,10 +302,21 @@ class DockerBackend:
             tree, parts = await asyncio.to_thread(self._machine.host_roots.current)
         except OSError as error:
             raise not_made("a copy of the host's /etc", error) from error
-        for source, target in parts:
-            binds += container.with_submounts(source, target)
+        host = [bind for part in parts for bind in container.binds_of(*part, self._empty())]
+        binds += host
         name = await self._stock.image(os.path.basename(tree), tree, as_root=True)
-        return name, [source for source, _ in parts]
+        return name, [bind.source for bind in host if not bind.beside and not self.gvisor]
+
+    def _empty(self) -> str:
+        """An empty directory for overlays; none where locks inside reach nobody outside anyway. Raises LaunchFailed."""
+        if self.gvisor:
+            return ""
+        path = f"{self._machine.home}/docker/empty"
+        try:
+            os.makedirs(path, mode=0o755, exist_ok=True)
+        except OSError as error:
+            raise not_made(path, error) from error
+        return path
 
     def _require_local(self, why: str) -> None:
         """Raises InvalidRequest."""
@@ -355,7 +381,19 @@ class DockerBackend:
         return Instance(spec.environment_id, live.workspace, "/workspace")
 
     async def connect(self, environment_id: str) -> socket.socket:
-        live = self._get(environment_id)
+        live = self._live.get(environment_id)
+        if live is not None:
+            return await self._connect(live)
+        try:
+            live = await self._look(environment_id, Policy())
+        except (EnvironmentNotFound, PlatformError) as error:
+            raise GuestFailed(f"the guest cannot be reached: {error.message}") from error
+        try:
+            return await self._connect(live)
+        finally:
+            live.close()
+
+    async def _connect(self, live: Live) -> socket.socket:
         if live.running is not None and os.geteuid() == 0 and not self.gvisor:
             return connect_inside(live.running.handle.pid, injected.SOCKET)
         # Inside gVisor the socket belongs to root, and root there is nobody on the host.
@@ -410,12 +448,7 @@ class DockerBackend:
         hit("delete.directory")
         self._live.pop(environment_id, None)
         if live is not None:
-            if live.watch is not None:
-                live.watch.cancel()
-            if live.cgroup is not None:
-                live.cgroup.close()
-            if live.running is not None:
-                live.running.handle.close()
+            live.close()
 
     async def _remove(self, environment_id: str) -> None:
         """Raises IsolationUnavailable, PlatformError."""
@@ -502,8 +535,7 @@ class DockerBackend:
     async def close(self) -> None:
         await self._relays.close()
         for live in self._live.values():
-            if live.watch is not None:
-                live.watch.cancel()
+            live.close()
         await self._stock.close()
         await self._engine.close()
         await self._machine.leave(self.written)

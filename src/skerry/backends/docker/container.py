@@ -31,6 +31,8 @@ class Bind:
 
     source: str
     target: str
+    beside: str = ""
+    """An empty directory. With it, an overlay of both: its locks and watches reach no other environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class Container:
             "ReadOnly": True,
             "VolumeOptions": {"NoCopy": True},
         }
-        return [guest, *(_bind(bind) for bind in self.binds)]
+        return [guest, *(_overlay(bind) if bind.beside else _bind(bind) for bind in self.binds)]
 
 
 def container_name(environment_id: str) -> str:
@@ -155,16 +157,33 @@ def _bind(bind: Bind) -> dict[str, Any]:
     }
 
 
-def with_submounts(source: str, target: str) -> list[Bind]:
-    """Binds of a directory and of each mount below it: an engine cannot make all of these read-only at once."""
-    found = [Bind(source, target)]
-    if os.path.isdir(source):
-        with open("/proc/self/mountinfo", errors="surrogateescape") as file:
-            points = sorted({line.split(" ")[4] for line in file})
-        below = source.rstrip("/") + "/"
-        found += [
-            Bind(point, f"{target.rstrip('/')}/{point.removeprefix(below)}")
-            for point in points
-            if point.startswith(below)
-        ]
-    return found
+def _overlay(bind: Bind) -> dict[str, Any]:
+    """As a volume without a name, which goes with its container: the engine's own overlays are for images alone."""
+    options = {"type": "overlay", "device": "overlay", "o": f"lowerdir={bind.source}:{bind.beside}"}
+    return {
+        "Type": "volume",
+        "Target": bind.target,
+        "ReadOnly": True,
+        "VolumeOptions": {"NoCopy": True, "DriverConfig": {"Name": "local", "Options": options}},
+    }
+
+
+def binds_of(source: str, target: str, empty: str) -> list[Bind]:
+    """A directory, if possible as an overlay with an `empty` one; else with a bind for each mount below it.
+
+    An engine cannot make these read-only all at once.
+    """
+    if not os.path.isdir(source):
+        return [Bind(source, target)]
+    with open("/proc/self/mountinfo", errors="surrogateescape") as file:
+        points = sorted({line.split(" ")[4] for line in file})
+    below = source.rstrip("/") + "/"
+    mounted = [point for point in points if point.startswith(below)]
+    separators = set(",:\\")
+    if empty and not mounted and separators.isdisjoint(source + empty):
+        return [Bind(source, target, empty)]
+    inside = target.rstrip("/")
+    return [
+        Bind(source, target),
+        *(Bind(point, f"{inside}/{point.removeprefix(below)}") for point in mounted),
+    ]

@@ -20,6 +20,8 @@ from skerry.singleflight import SingleFlight
 IMPORT_SECONDS, FILL_SECONDS = 900.0, 60.0
 IMAGE = "skerry.image"
 """Label of our images: the digest of the tree."""
+_MODES = {"./run": 0o700, "./tmp": 0o1777}
+"""A runtime gives a tmpfs the mode of the directory below it, whatever its options say."""
 _PIECE = 1 << 20
 Tar = Callable[[tarfile.TarFile], None]
 
@@ -143,6 +145,7 @@ def _packed(files: dict[str, tuple[bytes, int]]) -> bytes:
 def _owner(as_root: bool) -> Callable[[tarfile.TarInfo], tarfile.TarInfo]:
     def owned(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uname = entry.gname = ""
+        entry.mode = _MODES.get(entry.name, entry.mode)
         if as_root:
             entry.uid = entry.gid = 0
         return entry
