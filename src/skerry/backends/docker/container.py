@@ -162,8 +162,7 @@ def _overlay(bind: Bind) -> dict[str, Any]:
     options = {"type": "overlay", "device": "overlay", "o": f"lowerdir={bind.source}:{bind.beside}"}
     return {
         "Type": "volume",
-        "Target": bind.target,
-        "ReadOnly": True,
+        "Target": bind.target,  # an overlay without an upper directory can only be read
         "VolumeOptions": {"NoCopy": True, "DriverConfig": {"Name": "local", "Options": options}},
     }
 
