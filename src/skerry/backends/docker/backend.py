@@ -177,47 +177,58 @@ class DockerBackend:
                 directory.make()
                 binds.append(Bind(directory.place("workspace", 0o755), "/workspace"))
             hit("create.taken")
-            image, shared = await self._root(spec.image, binds)
-            wanted = Container(
-                environment_id=id_,
-                labels={
-                    container.ENVIRONMENT: id_,
-                    container.HOME: self._home,
-                    container.BACKEND: self.name,
-                    container.WORKSPACE: kind,
-                    container.SHARED: json.dumps(shared),
-                },
-                image=image,
-                volume=await self._stock.volume(image),
-                limits=policy.limits,
-                charged=self._charged(policy.limits),
-                profile=policy.profile,
-                orphan=spec.orphan,
-                memory=memory_size(policy) if kind == "memory" else 0,
-                binds=binds,
-                gvisor=self.gvisor,
-                runtime=self.runtime,
-            )
-            await self._run(wanted)
+            try:
+                made = await self._create(spec, kind, binds)
+            except Refused as error:
+                if error.answer != NOT_FOUND:
+                    raise
+                self._stock.forget()  # somebody has removed the image: once more, with everything made anew
+                made = await self._create(spec, kind, binds)
+            hit("create.sent")
+            await self._run(made)
             self._live[id_] = await self._look(id_, policy)
         except BaseException as error:
             if isinstance(error, Refused) and error.answer == CONFLICT:
                 raise  # the container of that name is another one
-            if isinstance(error, Refused) and error.answer == NOT_FOUND:
-                self._stock.forget()  # an image or a volume of ours is gone: the next start makes it anew
+            if isinstance(error, Refused):
+                self._stock.forget()  # what the engine had of us may be gone
             with contextlib.suppress(SkerryError):  # then the next sweep finds it
                 await asyncio.shield(self.stop(id_))
             raise
         return Instance(id_, kind, "/workspace")
 
-    async def _run(self, wanted: Container) -> None:
-        """Returns when the guest listens. Raises LaunchFailed, IsolationUnavailable."""
-        made = await self._engine.call(
-            "POST", "containers/create", params={"name": wanted.name}, body=wanted.body()
+    async def _create(self, spec: InstanceSpec, kind: str, binds: builtins.list[Bind]) -> str:
+        """Make a container; returns the engine's id. Raises Refused, LaunchFailed, IsolationUnavailable."""
+        id_, policy = spec.environment_id, spec.policy
+        image, parts, shared = await self._root(spec.image)
+        wanted = Container(
+            environment_id=id_,
+            labels={
+                container.ENVIRONMENT: id_,
+                container.HOME: self._home,
+                container.BACKEND: self.name,
+                container.WORKSPACE: kind,
+                container.SHARED: json.dumps(shared),
+            },
+            image=image,
+            volume=await self._stock.volume(image),
+            limits=policy.limits,
+            charged=self._charged(policy.limits),
+            profile=policy.profile,
+            orphan=spec.orphan,
+            memory=memory_size(policy) if kind == "memory" else 0,
+            binds=[*parts, *binds],
+            gvisor=self.gvisor,
+            runtime=self.runtime,
         )
-        hit("create.sent")
-        async with self._engine.attached(made["Id"]) as answers:
-            await self._engine.call("POST", f"containers/{made['Id']}/start")
+        name = {"name": wanted.name}
+        made = await self._engine.call("POST", "containers/create", params=name, body=wanted.body())
+        return str(made["Id"])
+
+    async def _run(self, id_: str) -> None:
+        """Returns when the guest listens. Raises LaunchFailed, IsolationUnavailable."""
+        async with self._engine.attached(id_) as answers:
+            await self._engine.call("POST", f"containers/{id_}/start")
             hit("create.kept")
             said = {STDOUT: b"", STDOUT + 1: b""}
             async with asyncio.timeout(START_SECONDS):
@@ -292,20 +303,19 @@ class DockerBackend:
             except IsolationUnavailable:
                 await asyncio.sleep(LOOK_AGAIN)
 
-    async def _root(self, image: Image, binds: builtins.list[Bind]) -> tuple[str, builtins.list[str]]:
-        """The engine's image, and the parts of it that environments share; the host's parts are added to `binds`."""
+    async def _root(self, image: Image) -> tuple[str, builtins.list[Bind], builtins.list[str]]:
+        """The engine's image, parts of the host to be mounted on it, and those whose locks environments share."""
         if image.rootfs is not None:
             as_root = os.geteuid() != 0
-            return await self._stock.image(image.digest, str(image.rootfs), as_root=as_root), []
+            return await self._stock.image(image.digest, str(image.rootfs), as_root=as_root), [], []
         self._require_local("the image 'host' shows files of the daemon's machine")
         try:
             tree, parts = await asyncio.to_thread(self._machine.host_roots.current)
         except OSError as error:
             raise not_made("a copy of the host's /etc", error) from error
         host = [bind for part in parts for bind in container.binds_of(*part, self._empty())]
-        binds += host
         name = await self._stock.image(os.path.basename(tree), tree, as_root=True)
-        return name, [bind.source for bind in host if not bind.beside and not self.gvisor]
+        return name, host, [bind.source for bind in host if not bind.beside and not self.gvisor]
 
     def _empty(self) -> str:
         """An empty directory for overlays; none where locks inside reach nobody outside anyway. Raises LaunchFailed."""
