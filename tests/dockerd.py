@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests import support
+from tests import leaks, support
 
 START_SECONDS, END_SECONDS, ANSWER_SECONDS = 60.0, 60.0, 60.0
 PROGRAMS = ("dockerd", "containerd", "runc")
@@ -38,7 +38,7 @@ class Dockerd:
         self.host = f"unix://{self.socket}"
         self.cgroup = f"skerry-dockerd-{os.getpid()}-{next(_numbers)}"
         self._options = options
-        self._reaper: subprocess.Popen[bytes] | None = None
+        self._reapers: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
         """Returns when it answers. Raises Unavailable."""
@@ -46,7 +46,7 @@ class Dockerd:
         (folder / "daemon.json").write_text(json.dumps({"runtimes": _runtimes()}))
         (folder / "pid").unlink(missing_ok=True)
         with open(folder / "log", "a") as log:
-            self._reaper = subprocess.Popen(
+            reaper = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "tests.reaper"),
                     *("dockerd", "-H", self.host, "--pidfile", folder / "pid"),
@@ -61,9 +61,10 @@ class Dockerd:
                 stdout=log,
                 stderr=log,
             )
+        self._reapers.insert(0, reaper)
         deadline = time.monotonic() + START_SECONDS
         while not self.answers():
-            if self._reaper.poll() is not None or time.monotonic() > deadline:
+            if reaper.poll() is not None or time.monotonic() > deadline:
                 self.end()
                 raise Unavailable("dockerd does not start here")
             time.sleep(0.05)
@@ -111,12 +112,18 @@ class Dockerd:
 
     def end(self) -> None:
         """Returns when everything of it has ended and nothing is left of it but its folder."""
-        if self._reaper is not None:
-            self._reaper.send_signal(signal.SIGTERM)
-            self._reaper.wait(END_SECONDS)
-            self._reaper = None
-        for cgroup in Path("/sys/fs/cgroup").glob(f"**/{self.cgroup}"):
-            cgroup.rmdir()
+        for reaper in self._reapers:  # the last one's engine ends what earlier ones have left
+            reaper.send_signal(signal.SIGTERM)
+            reaper.wait(END_SECONDS)
+        self._reapers.clear()
+        # One that was killed has left mounts, and its successor leaves some of them.
+        mounted = [mount.split(" (")[0] for mount in leaks.mounts()]
+        for point in sorted(mounted, reverse=True):
+            if point.startswith(f"{self.folder}/"):
+                subprocess.run(["umount", point], check=True)
+        for cgroup in Path("/sys/fs/cgroup").glob(f"*/{self.cgroup}"):
+            for folder, _, _ in os.walk(cgroup, topdown=False):
+                os.rmdir(folder)
 
 
 def _runtimes() -> dict[str, object]:
