@@ -23,7 +23,7 @@ from typing import Any
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.docker import container, report
 from skerry.backends.docker.container import Bind, Container, container_name
-from skerry.backends.docker.engine import CONFLICT, NOT_FOUND, STDOUT, Endpoint, Engine, Refused
+from skerry.backends.docker.engine import CONFLICT, NOT_FOUND, STDOUT, Endpoint, EngineClient, EngineRefused
 from skerry.backends.docker.relay import Relays
 from skerry.backends.docker.stock import Stock
 from skerry.backends.enforcement import memory_size
@@ -57,7 +57,7 @@ OVERHEAD, THREADS = 128 * MIB, 256
 
 
 @dataclass(slots=True)
-class Live:
+class LiveContainer:
     container: str
     """The engine's id."""
     running: Running | None
@@ -90,11 +90,11 @@ class DockerBackend:
     def __init__(self, machine: Machine, endpoint: Endpoint | None = None) -> None:
         """The engine is at `endpoint`, or where the environment variables say."""
         self._machine = machine
-        self._engine = Engine(endpoint or Endpoint.from_environment())
+        self._engine = EngineClient(endpoint or Endpoint.from_environment())
         self._home = hashlib.sha256(os.fsencode(machine.home)).hexdigest()[:12]
         self._stock = Stock(self._engine, self._home, gvisor=self.gvisor)
         self._relays = Relays(self._engine)
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, LiveContainer] = {}
         self._local: bool | None = None
         """True if the engine's processes and files are this machine's; None: not known yet."""
         machine.enter(self.written)
@@ -179,7 +179,7 @@ class DockerBackend:
             hit("create.taken")
             try:
                 made = await self._create(spec, kind, binds)
-            except Refused as error:
+            except EngineRefused as error:
                 if error.answer != NOT_FOUND:
                     raise
                 self._stock.forget()  # somebody has removed the image: once more, with everything made anew
@@ -188,9 +188,9 @@ class DockerBackend:
             await self._run(made)
             self._live[id_] = await self._look(id_, policy)
         except BaseException as error:
-            if isinstance(error, Refused) and error.answer == CONFLICT:
+            if isinstance(error, EngineRefused) and error.answer == CONFLICT:
                 raise  # the container of that name is another one
-            if isinstance(error, Refused):
+            if isinstance(error, EngineRefused):
                 self._stock.forget()  # what the engine had of us may be gone
             with contextlib.suppress(SkerryError):  # then the next sweep finds it
                 await asyncio.shield(self.stop(id_))
@@ -198,7 +198,7 @@ class DockerBackend:
         return Instance(id_, kind, "/workspace")
 
     async def _create(self, spec: InstanceSpec, kind: str, binds: builtins.list[Bind]) -> str:
-        """Make a container; returns the engine's id. Raises Refused, LaunchFailed, IsolationUnavailable."""
+        """Make a container; returns the engine's id. Raises EngineRefused, LaunchFailed, IsolationUnavailable."""
         id_, policy = spec.environment_id, spec.policy
         image, parts, shared = await self._root(spec.image)
         wanted = Container(
@@ -244,11 +244,11 @@ class DockerBackend:
             errors = said[STDOUT + 1].decode(errors="replace").strip()
             raise LaunchFailed(f"the container ended at its start: {errors or answer or 'it says nothing'}")
 
-    async def _look(self, environment_id: str, policy: Policy) -> Live:
+    async def _look(self, environment_id: str, policy: Policy) -> LiveContainer:
         """What there is of a running container. Raises EnvironmentNotFound, IsolationUnavailable, LaunchFailed."""
         try:
             found = await self._engine.call("GET", f"containers/{container_name(environment_id)}/json")
-        except Refused as error:
+        except EngineRefused as error:
             if error.answer == NOT_FOUND:
                 raise EnvironmentNotFound("its container is gone") from error
             raise
@@ -264,7 +264,7 @@ class DockerBackend:
         cgroup = None
         if running is not None:
             cgroup = Cgroup.of_container(environment_id, running.handle.pid, found["Id"])
-        live = Live(
+        live = LiveContainer(
             found["Id"],
             running,
             cgroup,
@@ -298,7 +298,7 @@ class DockerBackend:
             try:
                 await self._engine.call("POST", f"containers/{id_}/wait", seconds=None)
                 return
-            except Refused:  # there is no such container
+            except EngineRefused:  # there is no such container
                 return
             except IsolationUnavailable:
                 await asyncio.sleep(LOOK_AGAIN)
@@ -403,7 +403,7 @@ class DockerBackend:
         finally:
             live.close()
 
-    async def _connect(self, live: Live) -> socket.socket:
+    async def _connect(self, live: LiveContainer) -> socket.socket:
         if live.running is not None and os.geteuid() == 0 and not self.gvisor:
             return connect_inside(live.running.handle.pid, injected.SOCKET)
         # Inside gVisor the socket belongs to root, and root there is nobody on the host.
@@ -468,7 +468,7 @@ class DockerBackend:
             try:
                 await self._engine.call("DELETE", f"containers/{name}", params={"force": "1", "v": "1"})
                 return
-            except Refused as error:
+            except EngineRefused as error:
                 if error.answer == NOT_FOUND:
                     return
                 # Somebody removes it already, or what it consists of is still in use for a moment.
@@ -476,7 +476,7 @@ class DockerBackend:
                     raise PlatformError(
                         f"container {name} cannot be removed: {error.message}", hint=error.hint
                     ) from error
-            with contextlib.suppress(Refused):
+            with contextlib.suppress(EngineRefused):
                 await self._engine.call("POST", f"containers/{name}/wait", params={"condition": "removed"})
 
     def alive(self, environment_id: str) -> bool:
@@ -550,7 +550,7 @@ class DockerBackend:
         await self._engine.close()
         await self._machine.leave(self.written)
 
-    def _get(self, environment_id: str) -> Live:
+    def _get(self, environment_id: str) -> LiveContainer:
         live = self._live.get(environment_id)
         if live is None:
             raise EnvironmentNotFound(f"no environment {environment_id} runs here")

@@ -30,7 +30,7 @@ _NOT_CONNECTED = 900
 _INSTALL = "install a Docker Engine (Debian: `apt-get install docker.io`) and start it, or set DOCKER_HOST"
 
 
-class Refused(LaunchFailed):
+class EngineRefused(LaunchFailed):
     """The engine answered with an error."""
 
     def __init__(self, answer: int, message: str) -> None:
@@ -99,7 +99,7 @@ class Endpoint:
         return context
 
 
-class Engine:
+class EngineClient:
     """One client; connects when it is first used, in the running loop."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -135,7 +135,7 @@ class Engine:
     ) -> Any:
         """The engine's answer, decoded. A `body` that is no dict is sent as it is.
 
-        Raises Refused for an error in the answer, IsolationUnavailable without one.
+        Raises EngineRefused for an error in the answer, IsolationUnavailable without one.
         """
         data = json.dumps(body) if isinstance(body, dict) else body
         headers = {"Content-Type": content}
@@ -187,7 +187,7 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def _translated(self, seconds: float | None) -> AsyncIterator[None]:
-        """Raises Refused, IsolationUnavailable."""
+        """Raises EngineRefused, IsolationUnavailable."""
         import aiohttp
         from aiodocker.exceptions import DockerError
 
@@ -197,7 +197,7 @@ class Engine:
         except DockerError as error:
             if error.status == _NOT_CONNECTED:
                 raise self._unreachable(self.endpoint.trouble() or error.message) from error
-            raise Refused(error.status, str(error.message).strip()) from error
+            raise EngineRefused(error.status, str(error.message).strip()) from error
         except TimeoutError as error:
             raise self._unreachable(f"no answer within {seconds:g} s") from error
         except (aiohttp.ClientError, OSError, RuntimeError) as error:
@@ -211,13 +211,13 @@ class Engine:
 
 
 def _last(answer: bytes) -> Any:
-    """The end of a stream of progress, a line each. Raises Refused: an error is told there, below a good status."""
+    """The last line of a stream of progress. Raises EngineRefused: errors are told there, below a good status."""
     try:
         last = json.loads(answer.splitlines()[-1])
     except ValueError:
         return None
     if "error" in last:
-        raise Refused(FAILED, str(last["error"]))
+        raise EngineRefused(FAILED, str(last["error"]))
     return last
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 
-from skerry.backends.docker.engine import STDOUT, Engine, Stream, close_stream
+from skerry.backends.docker.engine import STDOUT, EngineClient, Stream, close_stream
 from skerry.errors import GuestFailed, SkerryError
 from skerry.host import injected
 
@@ -14,7 +14,7 @@ PIECE = 64 * 1024
 
 
 class Relays:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
         self._running: set[asyncio.Task[None]] = set()
 

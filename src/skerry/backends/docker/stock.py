@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 
 from skerry.backends.docker.container import HOME
-from skerry.backends.docker.engine import CONFLICT, NOT_FOUND, Engine, Refused
+from skerry.backends.docker.engine import CONFLICT, NOT_FOUND, EngineClient, EngineRefused
 from skerry.errors import LaunchFailed, SkerryError
 from skerry.host import injected
 from skerry.singleflight import SingleFlight
@@ -27,7 +27,7 @@ Tar = Callable[[tarfile.TarFile], None]
 
 
 class Stock:
-    def __init__(self, engine: Engine, home: str, *, gvisor: bool) -> None:
+    def __init__(self, engine: EngineClient, home: str, *, gvisor: bool) -> None:
         """`home` identifies the daemon."""
         self._engine = engine
         self._home = home
@@ -67,7 +67,7 @@ class Stock:
     async def _import(self, name: str, digest: str, tree: str, as_root: bool) -> None:
         try:
             await self._engine.call("GET", f"images/{name}/json")
-        except Refused as error:
+        except EngineRefused as error:
             if error.answer != NOT_FOUND:
                 raise
             repository, _, tag = name.rpartition(":")
@@ -127,7 +127,7 @@ class Stock:
     async def _remove(self, container: str) -> None:
         try:
             await self._engine.call("DELETE", f"containers/{container}", params={"force": "1", "v": "1"})
-        except Refused as error:
+        except EngineRefused as error:
             if error.answer not in (NOT_FOUND, CONFLICT):
                 raise
 
