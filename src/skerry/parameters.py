@@ -261,7 +261,7 @@ _OUTPUT_LIMIT = _row(
 _PROFILE = _row(
     "profile",
     "text",
-    "execution profile, which restricts this command alone: strict, offline, readonly, or the operator's",
+    "restrict the command further: strict, offline, readonly, or another",
     option=("--execution-profile",),
     takes="NAME",
 )

@@ -15,6 +15,7 @@ import pytest
 
 from skerry.guest import frames
 from skerry.guest.frames import Flag, Tag, Type, field
+from skerry.guest.start import Restrictions
 from tests import support
 from tests.security import sanitized
 
@@ -34,6 +35,7 @@ def command(shell: bytes, text: bytes) -> bytes:
 
 
 PATH = field(Tag.ENV, b"PATH=/usr/bin:/bin")
+PROFILE = Restrictions(b"\x06\0\0\0\0\0\xff\x7f", 3, ((2, "/tmp"), (1, "/*"))).encode()
 CREDIT = field(Tag.CREDIT, struct.pack("<I", 4096))
 STDIN, PTY, KEEP = int(Flag.STDIN), int(Flag.PTY), int(Flag.KEEP)
 SEEDS: list[tuple[int, bytes]] = [
@@ -53,6 +55,7 @@ SEEDS: list[tuple[int, bytes]] = [
             command(b"b", b"echo hi; sleep 1 & exit 3") + flags(0),
             command(b"a", b"kill -9 $$ $BASHPID") + flags(KEEP),
             command(b"c", b"kill -STOP $$ $BASHPID") + flags(0),
+            args(b"true") + flags(0) + field(Tag.PROFILE, PROFILE),
             args(b".") + field(Tag.APPLET, b"list") + flags(0),
             args(b".", b"-r") + field(Tag.APPLET, b"watch") + flags(0),
             args(b".") + field(Tag.APPLET, b"tar") + flags(0),

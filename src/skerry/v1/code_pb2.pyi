@@ -165,6 +165,7 @@ class CodeResult(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     LANGUAGE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
     error: _builtins.bool
     """True exactly when `exit_code` is not 0."""
     exit_code: _builtins.int
@@ -184,6 +185,8 @@ class CodeResult(_message.Message):
     language: _builtins.str
     version: _builtins.str
     """Of the language, as it ran."""
+    profile: _builtins.str
+    """The execution profile that was in force; empty for none."""
     @_builtins.property
     def usage(self) -> _environments_pb2.Usage: ...
     def __init__(
@@ -204,10 +207,11 @@ class CodeResult(_message.Message):
         message: _builtins.str = ...,
         language: _builtins.str = ...,
         version: _builtins.str = ...,
+        profile: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_seconds", b"duration_seconds", "error", b"error", "execution_id", b"execution_id", "exit_code", b"exit_code", "language", b"language", "message", b"message", "outcome", b"outcome", "stderr", b"stderr", "stderr_size", b"stderr_size", "stderr_truncated", b"stderr_truncated", "stdout", b"stdout", "stdout_size", b"stdout_size", "stdout_truncated", b"stdout_truncated", "usage", b"usage", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_seconds", b"duration_seconds", "error", b"error", "execution_id", b"execution_id", "exit_code", b"exit_code", "language", b"language", "message", b"message", "outcome", b"outcome", "profile", b"profile", "stderr", b"stderr", "stderr_size", b"stderr_size", "stderr_truncated", b"stderr_truncated", "stdout", b"stdout", "stdout_size", b"stdout_size", "stdout_truncated", b"stdout_truncated", "usage", b"usage", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -390,6 +390,7 @@ class SessionResult(_message.Message):
     VALUES_FIELD_NUMBER: _builtins.int
     RAISED_FIELD_NUMBER: _builtins.int
     CRASHED_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
     error: _builtins.bool
     """True exactly when `exit_code` is not 0."""
     exit_code: _builtins.int
@@ -408,6 +409,8 @@ class SessionResult(_message.Message):
     """For an outcome that needs words ("interrupted after 30 s")."""
     crashed: _builtins.bool
     """The interpreter is gone, with all state: the session must be restarted."""
+    profile: _builtins.str
+    """The execution profile that was in force; empty for none."""
     @_builtins.property
     def usage(self) -> _environments_pb2.Usage: ...
     @_builtins.property
@@ -433,10 +436,11 @@ class SessionResult(_message.Message):
         values: _abc.Iterable[Global___Value] | None = ...,
         raised: Global___Raised | None = ...,
         crashed: _builtins.bool = ...,
+        profile: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["raised", b"raised", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["crashed", b"crashed", "duration_seconds", b"duration_seconds", "error", b"error", "execution_id", b"execution_id", "exit_code", b"exit_code", "message", b"message", "outcome", b"outcome", "raised", b"raised", "stderr", b"stderr", "stderr_size", b"stderr_size", "stderr_truncated", b"stderr_truncated", "stdout", b"stdout", "stdout_size", b"stdout_size", "stdout_truncated", b"stdout_truncated", "usage", b"usage", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crashed", b"crashed", "duration_seconds", b"duration_seconds", "error", b"error", "execution_id", b"execution_id", "exit_code", b"exit_code", "message", b"message", "outcome", b"outcome", "profile", b"profile", "raised", b"raised", "stderr", b"stderr", "stderr_size", b"stderr_size", "stderr_truncated", b"stderr_truncated", "stdout", b"stdout", "stdout_size", b"stdout_size", "stdout_truncated", b"stdout_truncated", "usage", b"usage", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
