@@ -50,6 +50,7 @@ extern struct sk_process *sk_processes;
 
 struct sk_process *sk_process_find(uint32_t id); /* NULL if there is none */
 void sk_process_advance(struct sk_process *p);   /* when its streams or its end may have changed; may free it */
+bool sk_process_begins(pid_t pid);               /* is it about to become a command with a profile? */
 
 /* ---- streams.c ---- */
 

@@ -240,8 +240,7 @@ bool sk_tree_outruns(struct sk_chase *chase, const struct sk_tree *tree);
 /* ---- profile.c: execution profiles ---- */
 
 int sk_profile_apply(const struct sk_start *start, bool pty); /* to this process; -1: it must not go on */
-void sk_profile_serve(int fd);       /* answer those who ask there whether they may install a filter */
-bool sk_process_begins(pid_t pid);   /* is it to become a command with a profile? In process.c */
+void sk_profile_serve(int fd); /* answers those who ask there whether they may install a filter */
 
 /* ---- shell.c: stateful shells ---- */
 

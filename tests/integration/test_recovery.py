@@ -89,11 +89,13 @@ def test_what_ran_in_the_background_goes_on_and_keeps_its_name(home: Path, optio
     with started(home, *options) as daemon:
         environment = daemon.create()
         counting = start(daemon, environment, COUNTER)
-        reading = start(daemon, environment, "read line; echo got $line; exit 3", stdin=True)
+        script = "read line; echo got $line; exit 3"
+        reading = start(daemon, environment, script, stdin=True, profile="offline")
         daemon.wait_for_output(environment, "n3\n")
         daemon.kill()
     with started(home, *options) as daemon:
         assert execution(daemon, environment, counting)["state"] == "running"
+        assert execution(daemon, environment, reading)["profile"] == "offline"
         daemon.wait_for_output(environment, "n")
         daemon.raw("POST", f"/environments/{environment}/executions/{reading}/stdin", b"word\n")
         daemon.wait_for_output(environment, "got word")
