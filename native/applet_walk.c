@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include "applet_common.h"
+#include "paths.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -161,7 +162,7 @@ static int unlock(int dir_fd, const char *name)
 int walk_open(int dir_fd, const char *name, bool force)
 {
     struct stat st;
-    int fd = openat(dir_fd, name, OPEN_DIRECTORY);
+    int fd = sk_open_directory(dir_fd, name, OPEN_DIRECTORY);
     if (fd < 0 && errno == EACCES && force)
         fd = unlock(dir_fd, name);
     if (fd < 0)

@@ -125,6 +125,25 @@ static int prepend(char path[PATH_MAX], const char *front, size_t len)
     return 0;
 }
 
+/* gVisor follows a symlink for O_DIRECTORY | O_NOFOLLOW, though not with O_PATH: that tells what is there. */
+int sk_open_directory(int dir_fd, const char *name, int flags)
+{
+    struct stat there, opened;
+    int place = openat(dir_fd, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (place < 0)
+        return -1;
+    int fd = openat(dir_fd, name, flags), error = errno;
+    if (fd >= 0 && (fstat(place, &there) < 0 || fstat(fd, &opened) < 0 || there.st_dev != opened.st_dev ||
+                    there.st_ino != opened.st_ino)) {
+        close(fd);
+        fd = -1;
+        error = ELOOP;
+    }
+    close(place);
+    errno = error;
+    return fd;
+}
+
 /* `done` is the way from the root to `dir` (-1: the root itself), free of symlinks; `todo` is the rest. */
 static int open_by_hand(int root_fd, const char *rel, int flags, mode_t mode)
 {
@@ -158,8 +177,10 @@ static int open_by_hand(int root_fd, const char *rel, int flags, mode_t mode)
                                               : prepend(todo, target, (size_t)n);
             continue;
         }
-        int fd = openat(at, name, last ? flags | O_NOFOLLOW : O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC,
-                        mode);
+        int fd = !last ? openat(at, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
+                 : (flags & (O_DIRECTORY | O_PATH)) == O_DIRECTORY
+                     ? sk_open_directory(at, name, flags | O_NOFOLLOW)
+                     : openat(at, name, flags | O_NOFOLLOW, mode);
         if (fd < 0 || last) {
             result = fd < 0 ? -errno : fd;
             break;

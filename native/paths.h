@@ -27,6 +27,9 @@ int sk_path_split(const struct sk_roots *roots, const char *path, size_t len, in
  * O_NONBLOCK. An absolute symlink counts as leading outside, wherever it points. */
 int sk_open(int root_fd, const char *rel, int flags, mode_t mode);
 
+/* openat() of one name, for flags with O_DIRECTORY and O_NOFOLLOW: never what a symlink leads to. -1 and errno. */
+int sk_open_directory(int dir_fd, const char *name, int flags);
+
 /* As sk_open, for a regular file alone: -EISDIR for a directory, -ENXIO for anything else. */
 int sk_open_regular(int root_fd, const char *rel, int flags, mode_t mode);
 

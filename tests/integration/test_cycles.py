@@ -28,7 +28,7 @@ ON_DISK = 5
 """One of how many cycles has its workspace on disk."""
 THREADS = 4
 WARM_UP = 20
-RUNG_CYCLES = 8
+RUNG_CYCLES = 4
 """On each rung, in `make test`."""
 WRITTEN_DOWN = [name for name, kind in RUNGS.items() if "prepared" in kind.gives]
 """The rungs whose environments are processes that the daemon has written down."""

@@ -131,6 +131,7 @@ def test_numbers_that_no_table_knows(boxes: Boxes, mode: str, profile: str) -> N
     assert -signal.SIGSYS not in bare
 
 
+@pytest.mark.needs("host_kernel")
 @pytest.mark.skipif(ARCH != "x86_64", reason="an ABI of x86_64")
 @pytest.mark.parametrize("profile", PROFILES)
 def test_i386_calls_kill(boxes: Boxes, mode: str, profile: str) -> None:
