@@ -35,7 +35,9 @@ from skerry.policy import MIB, Limits, Policy
 OVERHEAD = 128 * MIB
 """Memory for the runtime itself, beside what the environment may use."""
 THREADS = 256
-"""Threads of the runtime itself; each inside has up to two outside."""
+"""Threads of the runtime itself, beside those for each inside."""
+THREADS_EACH = 4
+"""Threads outside for each inside: two of gVisor's platform, and those that wait in the kernel for it."""
 START_SECONDS, PROBE_SECONDS = 30.0, 10.0
 LOG_SIZE = 64 * 1024
 PLATFORMS = ("systrap", "ptrace")
@@ -139,7 +141,7 @@ class OciBackend(LocalBackend):
         return rest.encode()
 
     def charged(self, limits: Limits) -> Limits:
-        return replace(limits, memory=limits.memory + OVERHEAD, pids=2 * limits.pids + THREADS)
+        return replace(limits, memory=limits.memory + OVERHEAD, pids=THREADS_EACH * limits.pids + THREADS)
 
     def fixed(self, policy: Policy) -> tuple[object, ...]:
         limits, kind = policy.limits, self.workspace_kind(policy)
