@@ -75,7 +75,9 @@ KINDS = (
     Kind(
         "docker",
         lambda home: DockerBackend(Machine(home), Endpoint(dockerd.shared.get().host)),
-        _LINUX | {"isolated", "own_root", "plain_user", "pids", "counters"},
+        _LINUX
+        | {"isolated", "own_root", "plain_user", "pids", "counters"}
+        | ({"path_rules"} if not readback.path_rules() else set()),
     ),
     Kind(
         "docker-runsc",

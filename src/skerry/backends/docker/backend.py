@@ -39,7 +39,7 @@ from skerry.errors import (
     SkerryError,
 )
 from skerry.failpoints import hit
-from skerry.host import injected, plan
+from skerry.host import injected, plan, readback
 from skerry.host.cgroups import Cgroup
 from skerry.host.launcher import explained
 from skerry.host.network import Sockets, catch_all, network_of
@@ -157,6 +157,16 @@ class DockerBackend:
         finally:
             await self.stop(id_)
             self._machine.unused.discard(id_)
+
+    def path_rules(self) -> str:
+        if self.gvisor:
+            return "gVisor has no Landlock"
+        return "" if self._local is None or self._local else "nothing is known of its engine's kernel"
+
+    def path_rules(self) -> str:
+        if self.gvisor:
+            return "gVisor has no Landlock"
+        return "nothing is known of the engine's kernel" if self._local is False else readback.path_rules()
 
     def reserve(self) -> str:
         return new_id()
