@@ -69,6 +69,10 @@ struct capability_data {
     uint32_t effective, permitted, inheritable;
 };
 
+/* the random device */
+#define RANDOM_ADD 0x40085203u
+#define RANDOM_RESEED 0x5207u
+
 /* PR_SET_SECUREBITS: no root, no setuid fixup, no ambient raise, each locked, and keep_caps locked at off */
 #define SECUREBITS_NOTHING 0xefu
 #define SECUREBIT_NO_SETUID_FIXUP 4u

@@ -36,6 +36,11 @@
  *   confine SLOT                 no_new_privs, Landlock with these rules, the seccomp program
  *   guest KEY=VALUE...           the end: become the guest
  *   exec OUT ERR PATH ARG...     or: become this program, with these slots as its stdout and stderr
+ *   machine OUT ERR STEPS COUNTER DISK PATH ARG...
+ *                                or: run this monitor of a virtual machine, whose first process gets the steps in that
+ *                                slot and answers on OUT; DISK is a slot or "-"; COUNTER holds how many processes its
+ *                                kernel has killed for want of memory
+ *   serve ERR PATH PROGRAM ARG... start a program with a listening socket at PATH as its descriptor 3
  *
  * The answers, a message each: "P<pid>" of the new process; "B" when a list without `guest` is done: send the next;
  * "W<tab>step<tab>errno<tab>detail" where a step could do less than it was asked to; "R": ready. The guest then waits
@@ -54,6 +59,14 @@
  *   shield UID                   after `drop`: real and saved id, for kernels that do not protect process 1 from its user
  *   processes PATH COUNT         a limit, by the cgroups (v1) that are mounted there
  *   unmount PATH
+ *
+ * Role boot (boot.c) is the first process of a virtual machine; the guest is its child, and gets its steps by the
+ * machine's serial port. Four more, the first three before there is a new root:
+ *
+ *   mount TYPE SOURCE PATH FLAGS OPTIONS   "ro", "noexec", "noatime" in FLAGS
+ *   write PATH TEXT              to a file that is there
+ *   chown PATH UID GID           with mode 0755
+ *   users COUNT                  a user namespace with so many users, which are the same as outside
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -146,37 +159,56 @@ static bool of_the_launcher(const struct sk_cursor *c)
     return false;
 }
 
-static void keep_program(const struct sk_cursor *c)
+static void keep_program(const struct sk_cursor *c, int least)
 {
     static struct sk_cursor kept;
     errno = EINVAL;
-    if (c->argc < 5)
-        sk_fail("exec", "number of arguments");
+    if (c->argc < least)
+        sk_fail(c->argv[0], "number of arguments");
     kept = *c;
     program = &kept;
 }
 
-static void listen_at(const char *path)
+int sk_listen(const char *step, const char *path)
 {
     struct sockaddr_un address = { .sun_family = AF_UNIX };
     errno = ENAMETOOLONG;
     if (strlen(path) >= sizeof address.sun_path)
-        sk_fail("listen", path);
+        sk_fail(step, path);
     strcpy(address.sun_path, path);
-    int fd = (int)sk_check(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), "listen", "socket");
-    sk_check(bind(fd, (struct sockaddr *)&address, sizeof address), "listen", path);
-    sk_check(listen(fd, 16), "listen", path);
+    int fd = (int)sk_check(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), step, "socket");
+    sk_check(bind(fd, (struct sockaddr *)&address, sizeof address), step, path);
+    sk_check(listen(fd, 16), step, path);
+    return fd;
+}
+
+static void listen_at(const char *path)
+{
+    int fd = sk_listen("listen", path);
     if (fd != LISTENER) {
         sk_check(dup3(fd, LISTENER, O_CLOEXEC), "listen", path);
         close(fd);
     }
 }
 
-static void write_to(const char *path, const char *text)
+void sk_write(const char *path, const char *text)
 {
-    int fd = (int)sk_check(open(path, O_WRONLY | O_CLOEXEC), "processes", path);
-    sk_check(write(fd, text, strlen(text)), "processes", path);
+    int fd = (int)sk_check(open(path, O_WRONLY | O_CLOEXEC), "write", path);
+    sk_check(write(fd, text, strlen(text)), "write", path);
     close(fd);
+}
+
+static void mount_at(const struct sk_cursor *c)
+{
+    static const struct {
+        const char *name;
+        unsigned long flag;
+    } flags[] = { { "ro", MS_RDONLY }, { "noexec", MS_NOEXEC }, { "noatime", MS_NOATIME } };
+    unsigned long wanted = MS_NOSUID | MS_NODEV;
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
+        if (strstr(c->argv[4], flags[i].name))
+            wanted |= flags[i].flag;
+    sk_check(mount(c->argv[2], c->argv[3], c->argv[1], wanted, c->argv[5]), "mount", c->argv[2]);
 }
 
 static void limit_processes(const char *mounts, const char *count)
@@ -185,9 +217,9 @@ static void limit_processes(const char *mounts, const char *count)
     snprintf(path, sizeof path, "%s/pids/skerry", mounts);
     sk_check(mkdir(path, 0755), "processes", path);
     snprintf(path, sizeof path, "%s/pids/skerry/pids.max", mounts);
-    write_to(path, count);
+    sk_write(path, count);
     snprintf(path, sizeof path, "%s/pids/skerry/cgroup.procs", mounts);
-    write_to(path, "1");
+    sk_write(path, "1");
 }
 
 static void execute(const struct sk_cursor *c)
@@ -197,7 +229,19 @@ static void execute(const struct sk_cursor *c)
     if (strcmp(c->argv[0], "guest") == 0) {
         configure_guest(c);
     } else if (strcmp(c->argv[0], "exec") == 0) {
-        keep_program(c);
+        keep_program(c, 5);
+    } else if (strcmp(c->argv[0], "machine") == 0) {
+        keep_program(c, 8);
+    } else if (strcmp(c->argv[0], "serve") == 0) {
+        sk_serve_step(c);
+    } else if (sk_is_step(c, "mount", 5)) {
+        mount_at(c);
+    } else if (sk_is_step(c, "write", 2)) {
+        sk_write(c->argv[1], c->argv[2]);
+    } else if (sk_is_step(c, "chown", 3)) {
+        uid_t uid = (uid_t)sk_number("chown", c->argv[2]);
+        sk_check(chown(c->argv[1], uid, (gid_t)sk_number("chown", c->argv[3])), "chown", c->argv[1]);
+        sk_check(chmod(c->argv[1], 0755), "chown", c->argv[1]);
     } else if (sk_is_step(c, "listen", 1)) {
         listen_at(c->argv[1]);
     } else if (sk_is_step(c, "chmod", 2)) {
@@ -229,7 +273,7 @@ static int raise_fd(int fd, const char *what)
 }
 
 /* The last step, when the daemon has noted whose process this is. It may be gone: then nobody says so. */
-static void wait_for_the_last_word(void)
+void sk_wait_for_the_last_word(void)
 {
     char last;
     sk_tell_daemon("R");
@@ -256,7 +300,7 @@ static _Noreturn void become_program(void)
     const char *path = program->argv[3];
     int fd = (int)sk_check(open(path, O_PATH | O_CLOEXEC), "exec", path);
     close(fd); /* said while somebody listens */
-    wait_for_the_last_word();
+    sk_wait_for_the_last_word();
     execve(path, (char **)(uintptr_t)program->argv + 3, nothing);
     _exit(127);
 }
@@ -304,10 +348,12 @@ static _Noreturn void become_what_is_asked(void)
         sk_receive_steps();
         run_steps();
     }
+    if (program != NULL && strcmp(program->argv[0], "machine") == 0)
+        sk_become_machine(program);
     if (program != NULL)
         become_program();
     settle_descriptors();
-    wait_for_the_last_word();
+    sk_wait_for_the_last_word();
     _exit(sk_guest_main());
 }
 
@@ -450,8 +496,13 @@ int sk_init_main(int argc, char **argv)
 {
     umask(022);
     signal(SIGPIPE, SIG_IGN);
-    sk_control_fd = STDOUT_FILENO;
+    sk_answer_lines(STDOUT_FILENO);
     sk_take_steps(argc, argv);
+    return sk_become_init();
+}
+
+int sk_become_init(void)
+{
     rootful = true;
     read_own_steps();
     setsid();

@@ -13,6 +13,8 @@
  *           users, Landlock, seccomp. It holds no policy; the list is the policy. The process that has
  *           executed all steps *becomes* the guest, without another exec.
  *           steps.c reads the list; mounts.c and privileges.c execute what their names say.
+ * machine.c runs a virtual machine in an environment and boot.c is the first process in the machine; the stream between
+ *           them is that of wire.c.
  * network.c prepares, from outside, the network of an environment that runs: routes, redirections, sockets.
  * relay.c   copies between its stdio and a guest's socket, for a daemon that only a container engine connects to it.
  * guest.c   the event loop: accepts the daemon's connection (a new one replaces the old one, so that a
@@ -38,9 +40,44 @@
  */
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "skerry.h"
+
+/* The time stamp counter and the clock at one moment: of several tries the one that was interrupted least. */
+static void look_at_clocks(uint64_t *ticks, uint64_t *ns)
+{
+#ifdef __x86_64__
+    uint64_t least = UINT64_MAX;
+    for (int i = 0; i < 32; i++) {
+        struct timespec now;
+        uint64_t before = __builtin_ia32_rdtsc();
+        clock_gettime(CLOCK_MONOTONIC_RAW, &now);
+        uint64_t after = __builtin_ia32_rdtsc();
+        if (after - before < least) {
+            least = after - before;
+            *ticks = before + least / 2;
+            *ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+        }
+    }
+#else
+    *ticks = *ns = 0;
+#endif
+}
+
+/* Ticks in a millisecond: an emulated machine has the host's counter, and no way to find out how fast it is. */
+static int tell_tick_rate(void)
+{
+    const struct timespec pause = { .tv_nsec = 50000000 };
+    uint64_t ticks[2] = { 0 }, ns[2] = { 0 };
+    look_at_clocks(&ticks[0], &ns[0]);
+    nanosleep(&pause, NULL);
+    look_at_clocks(&ticks[1], &ns[1]);
+    if (ns[1] == ns[0])
+        return 1;
+    return printf("%llu\n", (unsigned long long)((ticks[1] - ticks[0]) * 1000000u / (ns[1] - ns[0]))) < 0;
+}
 
 int main(int argc, char **argv)
 {
@@ -48,10 +85,14 @@ int main(int argc, char **argv)
         return sk_launch_main();
     if (argc > 2 && strcmp(argv[1], "init") == 0)
         return sk_init_main(argc - 2, argv + 2);
+    if (argc == 2 && strcmp(argv[1], "boot") == 0)
+        return sk_boot_main();
     if (argc == 2 && strcmp(argv[1], "network") == 0)
         return sk_network_main();
     if (argc == 3 && strcmp(argv[1], "relay") == 0)
         return sk_relay_main(argv[2]);
+    if (argc == 2 && strcmp(argv[1], "ticks") == 0)
+        return tell_tick_rate();
     if (argc == 2 && strcmp(argv[1], "version") == 0)
         return printf("%d\n", SK_PROTOCOL_VERSION) < 0;
     fputs("skerry-guest is started by the Skerry daemon; see `skerry --help`\n", stderr);

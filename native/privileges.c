@@ -6,6 +6,7 @@
 #include <grp.h>
 #include <net/if.h>
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
@@ -13,6 +14,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "kernel.h"
@@ -110,6 +112,34 @@ static void allow(const struct sk_cursor *c)
     allowed[allowed_count++].writable = strcmp(c->argv[2], "rw") == 0;
 }
 
+/* The map is written by a child that stays behind: it takes the capabilities of the namespace that is left. */
+static void separate_users(long count)
+{
+    char map[64], path[64], go;
+    int sync[2], status;
+    pid_t self = getpid();
+    sk_check(pipe2(sync, O_CLOEXEC), "users", "pipe");
+    pid_t pid = (pid_t)sk_check(fork(), "users", "fork");
+    if (pid == 0) {
+        close(sync[1]);
+        if (read(sync[0], &go, 1) != 1)
+            _exit(1);
+        snprintf(map, sizeof map, "0 0 %ld", count);
+        snprintf(path, sizeof path, "/proc/%d/uid_map", (int)self);
+        sk_write(path, map);
+        snprintf(path, sizeof path, "/proc/%d/gid_map", (int)self);
+        sk_write(path, map);
+        _exit(0);
+    }
+    close(sync[0]);
+    sk_check(unshare(CLONE_NEWUSER), "users", "unshare");
+    sk_check(write(sync[1], "g", 1), "users", "write");
+    close(sync[1]);
+    sk_check(waitpid(pid, &status, 0), "users", "wait");
+    if (status != 0)
+        _exit(1); /* it has said why */
+}
+
 /* ---- Landlock and seccomp ---- */
 
 static void landlock(void)
@@ -179,6 +209,8 @@ bool sk_privilege_step(const struct sk_cursor *c, bool rootful)
         bound();
     else if (sk_is_step(c, "bounding", 0))
         empty_bounding_set();
+    else if (sk_is_step(c, "users", 1))
+        separate_users(sk_number("users", c->argv[1]));
     else if (sk_is_step(c, "drop", 3))
         drop(c, rootful);
     else if (sk_is_step(c, "shield", 1))

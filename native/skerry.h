@@ -263,6 +263,7 @@ void sk_file_disconnected(void); /* closes all handles */
 
 int sk_launch_main(void);
 int sk_init_main(int argc, char **argv); /* the steps of it, after its role */
+int sk_boot_main(void);
 int sk_network_main(void);
 int sk_relay_main(const char *path);
 

@@ -74,10 +74,24 @@ void sk_receive_steps(void)
         memcpy(sk_slots, CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
 }
 
+void sk_answer_lines(int fd)
+{
+    sk_control_fd = fd;
+    by_line = true;
+}
+
+void sk_load_steps(const void *data, size_t len)
+{
+    errno = EMSGSIZE;
+    if (len > sizeof steps)
+        sk_fail("steps", "too long");
+    memcpy(steps, data, len);
+    steps_len = len;
+}
+
 /* Writes them as they would have come from the daemon. */
 void sk_take_steps(int argc, char **argv)
 {
-    by_line = true;
     for (int i = 0; i < argc; i++) {
         int count = 0;
         errno = EINVAL;

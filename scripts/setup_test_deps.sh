@@ -80,6 +80,22 @@ if ! command -v runsc >/dev/null && [ "$(id -u)" -eq 0 ] && command -v apt-get >
     rm -rf "$work"
 fi
 
+# A kernel for virtual machines. It is unpacked, not installed: this machine boots another one.
+fetch_kernel() {
+    local work="$1" package
+    package="$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)"
+    (cd "$work" && apt-get -qq -o APT::Sandbox::User=root download "$package" && dpkg-deb -x linux-image-*.deb unpacked) &&
+        mkdir -p "$kernel" && cp -r "$work"/unpacked/{boot,lib} "$kernel" && touch "$kernel/fetched"
+}
+kernel="$(dirname "$0")/../.cache/kernel"
+if [ "${1:-}" != bench ] && [ ! -e "$kernel/fetched" ] && [ "$(uname -m)" = x86_64 ] && command -v apt-get >/dev/null; then
+    echo "setup: fetching a kernel for virtual machines"
+    work="$(mktemp -d)"
+    { [ "$(id -u)" -ne 0 ] || apt-get update; } >"$work/log" 2>&1 || true
+    fetch_kernel "$work" >>"$work/log" 2>&1 || echo "setup: it could not be fetched; what needs it is skipped"
+    rm -rf "$work"
+fi
+
 PATH="$PATH:/usr/sbin:/sbin"
 missing=()
 for program in "${!package[@]}"; do

@@ -11,6 +11,9 @@ many times what is free beyond it workspaces may be promised (see `host.space`).
 `SKERRY_DISK_IOPS` and `SKERRY_DISK_BANDWIDTH` limit what an environment reads, and writes, in a second on its
 workspace; on cgroups v1 those that write at the same time share the latter.
 
+`SKERRY_KERNEL` is the kernel of virtual machines, `SKERRY_KERNEL_MODULES` the directory of its modules; without it, the
+latest of Debian's cloud kernels in /boot.
+
 `SKERRY_AUDIT_DAYS` is how long rows of the audit are kept; without it, for ever.
 
 `SKERRY_HOME` is the one directory of a daemon: socket, log, images, volumes, records. Two daemons with two

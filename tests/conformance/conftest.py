@@ -38,7 +38,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item for item in items if isinstance(item, pytest.Function) and str(item.path).startswith(f"{here}/")
     ]
     for item in ours:
-        item.add_marker(pytest.mark.timeout(60))
+        kind = _kind(item)
+        item.add_marker(pytest.mark.timeout(60 * (kind.slowness if kind else 1)))
+        if kind is not None and kind.always is not None and item.path.stem not in kind.always:
+            item.add_marker(pytest.mark.soak)
     if os.geteuid() != 0 or elsewhere.INSIDE in os.environ:
         return
     places = {
@@ -84,12 +87,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     runner: asyncio.Runner = pyfuncitem._request.getfixturevalue("runner")
-    runner.run(_bounded(partial(pyfuncitem.obj, **arguments)))
+    kind = _kind(pyfuncitem)
+    runner.run(_bounded(partial(pyfuncitem.obj, **arguments), kind.slowness if kind else 1))
     return True
 
 
-async def _bounded(test: partial[object]) -> None:
-    async with asyncio.timeout(TEST_SECONDS):
+async def _bounded(test: partial[object], slowness: float) -> None:
+    async with asyncio.timeout(TEST_SECONDS * slowness):
         await test()  # type: ignore[misc]
 
 

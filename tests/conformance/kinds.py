@@ -18,11 +18,12 @@ from skerry.backends.docker.backend import DockerBackend, DockerGvisorBackend
 from skerry.backends.docker.engine import Endpoint
 from skerry.backends.fake import FakeBackend
 from skerry.backends.machine import Machine
+from skerry.backends.microvm import MicrovmBackend
 from skerry.backends.namespace import NamespaceBackend
 from skerry.backends.oci import OciBackend
 from skerry.failpoints import POINTS
 from skerry.host import readback
-from tests import dockerd, support
+from tests import dockerd, machines, support
 
 GIVES = {
     "isolated": "a process tree and a network that are its own",
@@ -51,6 +52,10 @@ class Kind:
     gives: frozenset[str]
     failpoints: frozenset[str] = frozenset(POINTS)
     """Those that its creates and deletes pass."""
+    slowness: float = 1.0
+    """Times that its tests may take longer."""
+    always: frozenset[str] | None = None
+    """The modules that `make test` runs; None for all of them."""
 
 
 _AS_ROOT = os.geteuid() == 0
@@ -71,6 +76,7 @@ KINDS = (
         "oci",
         lambda home: OciBackend(Machine(home)),
         frozenset({"isolated", "own_root", "plain_user", "counters", "users", "prepared"}),
+        always=frozenset({"test_instances", "test_shell_state", "test_users"}),
     ),
     Kind(
         "docker",
@@ -78,11 +84,20 @@ KINDS = (
         _LINUX
         | {"isolated", "own_root", "plain_user", "pids", "counters"}
         | ({"path_rules"} if not readback.path_rules() else set()),
+        always=frozenset({"test_instances", "test_users"}),
     ),
     Kind(
         "docker-runsc",
         lambda home: DockerGvisorBackend(Machine(home), Endpoint(dockerd.shared.get().host)),
         frozenset({"isolated", "own_root", "plain_user", "counters", "users"}),
+        always=frozenset({"test_users"}),
+    ),
+    Kind(
+        "microvm",
+        lambda home: MicrovmBackend(Machine(home), machines.kernel()),
+        frozenset({"isolated", "own_root", "plain_user", "pids", "users", "terminals", "nameless"}),
+        slowness=6.0,
+        always=frozenset({"test_faults", "test_users"}),
     ),
 )
 RUNGS = {kind.name: kind for kind in KINDS if kind.name not in ("fake", "namespace")}

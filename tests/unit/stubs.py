@@ -232,6 +232,7 @@ class StubBackend:
 
     name = "stub"
     isolation = "namespace"
+    gates = True
 
     def __init__(self) -> None:
         self.living: set[str] = set()

@@ -77,6 +77,8 @@ class Backend(Protocol):
     name: str
     isolation: str
     """What it gives where it is available: `none`, or one of policy.ISOLATIONS."""
+    gates: bool
+    """True if it has `gate`."""
 
     async def capabilities(self) -> Capabilities:
         """Find out by trying. Takes as long as that takes, up to a deadline of its own."""
@@ -145,7 +147,10 @@ class Backend(Protocol):
         ...
 
     def gate(self, environment_id: str, name: str) -> str:
-        """A pipe in the place of a file that `deliver` will bring: its path for us. Raises DiskFull, LaunchFailed."""
+        """A pipe in the place of a file that `deliver` will bring: its path for us. Only with `gates`.
+
+        Raises DiskFull, LaunchFailed.
+        """
         ...
 
     async def deliver(

@@ -30,6 +30,7 @@ from skerry.policy import Policy
 class FakeBackend:
     name = "fake"
     isolation = "none"
+    gates = True
 
     def __init__(self, home: str) -> None:
         """Raises IsolationUnavailable when the native helper was not built."""

@@ -60,6 +60,7 @@ class Facts:
 class LocalBackend(ABC):
     name: str
     isolation: str
+    gates = True
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -83,7 +84,7 @@ class LocalBackend(ABC):
         """How the image becomes the root, of what `trees` gives."""
 
     @abstractmethod
-    def first(self, policy: Policy, undo: contextlib.ExitStack) -> tuple[Descriptors, Ready]:
+    def first(self, spec: InstanceSpec, undo: contextlib.ExitStack) -> tuple[Descriptors, Ready]:
         """The first descriptors for `rest_steps`, and what to wait for when all steps are done."""
 
     @abstractmethod
@@ -108,7 +109,7 @@ class LocalBackend(ABC):
 
     async def start(self, spec: InstanceSpec) -> Instance:
         policy = spec.policy
-        kind = "program" if spec.program else self.workspace_kind(policy)
+        kind = self.kind(spec)
         blank = await self._blanks.take(spec.environment_id)
         hit("create.taken")
         with contextlib.ExitStack() as undo:
@@ -120,10 +121,10 @@ class LocalBackend(ABC):
             with contextlib.ExitStack() as descriptors:
                 blank.launch.send(self.root_steps(root, spec), self.trees(root, blank, descriptors))
             # From here on the helper works beside us.
-            fds, ready = self.first(policy, undo)
+            fds, ready = self.first(spec, undo)
             with contextlib.ExitStack() as descriptors:
-                workspace = await self._workspace(kind, policy, blank, fds, descriptors)
-                device = device_of(fds[-1]) if workspace.volume else None
+                workspace = await self.workspace(kind, policy, blank, fds, descriptors)
+                device = self.device(fds[-1]) if workspace.volume else None
                 self._layers(spec.layers, fds, descriptors)
                 blank.launch.send(self.rest_steps(spec, workspace), fds)
             hit("create.sent")
@@ -258,6 +259,10 @@ class LocalBackend(ABC):
 
     # Parts of starting.
 
+    def kind(self, spec: InstanceSpec) -> str:
+        """See Instance.workspace. Raises InvalidRequest."""
+        return "program" if spec.program else self.workspace_kind(spec.policy)
+
     def workspace_kind(self, policy: Policy) -> str:
         """`disk` or `memory`. `auto` takes disk only where its limits hold. Raises InvalidRequest."""
         reason = "needs root" if self._volumes is None else self._volumes.unavailable()
@@ -276,14 +281,22 @@ class LocalBackend(ABC):
             live = self._live.get(id_)
             if facts.workspace == "disk" and live is not None:
                 with contextlib.suppress(OSError):  # it has just ended
-                    place = below_root(live.running.handle.pid, "workspace")
-                    try:
-                        found = os.statvfs(place)
-                    finally:
-                        os.close(place)
-                    used = (found.f_blocks - found.f_bfree) * found.f_frsize
-                    total += min(used, facts.policy.limits.disk)  # more is what nobody has promised
+                    # More is what nobody has promised.
+                    total += min(self.stored(live), facts.policy.limits.disk)
         return total
+
+    def stored(self, live: Live) -> int:
+        """Bytes that its workspace on disk holds now. Raises OSError."""
+        place = below_root(live.running.handle.pid, "workspace")
+        try:
+            found = os.statvfs(place)
+        finally:
+            os.close(place)
+        return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+    def device(self, volume: int) -> str | None:
+        """The loop device of a volume, if it has one."""
+        return device_of(volume)
 
     async def _volume(self, policy: Policy, uid_base: int | None) -> int:
         assert self._volumes is not None
@@ -295,7 +308,7 @@ class LocalBackend(ABC):
             fd = await asyncio.to_thread(self._volumes.take, size, inodes, owner, owner)
         return fd
 
-    async def _workspace(
+    async def workspace(
         self, kind: str, policy: Policy, blank: Blank, fds: Descriptors, descriptors: contextlib.ExitStack
     ) -> plan.Workspace:
         """What /workspace will be; a mount that is sent along goes to the end of `fds`."""

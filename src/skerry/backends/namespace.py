@@ -56,8 +56,8 @@ class NamespaceBackend(LocalBackend):
     def root_steps(self, root: plan.Root, spec: InstanceSpec) -> bytes:
         return plan.image_steps(root, self._rootful)
 
-    def first(self, policy: Policy, undo: ExitStack) -> tuple[Descriptors, Ready]:
-        return [self._machine.filter(policy.profile)], _nothing_more
+    def first(self, spec: InstanceSpec, undo: ExitStack) -> tuple[Descriptors, Ready]:
+        return [self._machine.filter(spec.policy.profile)], _nothing_more
 
     def rest_steps(self, spec: InstanceSpec, workspace: plan.Workspace) -> bytes:
         layers = tuple((layer.name, layer.source) for layer in spec.layers)

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import shutil
 import socket
 from asyncio.subprocess import DEVNULL, PIPE
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from skerry.backends.answers import Answers
 from skerry.backends.base import Capabilities, InstanceSpec
 from skerry.backends.blanks import Blank
 from skerry.backends.enforcement import workspace_limits
 from skerry.backends.instances import InstanceDirectory, Running, connect_inside, not_made
 from skerry.backends.local import Descriptors, Facts, LocalBackend, Ready
 from skerry.backends.machine import Machine
-from skerry.errors import GuestFailed, IsolationUnavailable, LaunchFailed, SkerryError
+from skerry.errors import GuestFailed, IsolationUnavailable, SkerryError
 from skerry.host import bundle, injected, mounts, plan
 from skerry.host.cgroups import Cgroup
 from skerry.host.network import Sockets, catch_all, network_of
@@ -39,7 +40,6 @@ THREADS = 256
 THREADS_EACH = 4
 """Threads outside for each inside: two of gVisor's platform, and those that wait in the kernel for it."""
 START_SECONDS, PROBE_SECONDS = 30.0, 10.0
-LOG_SIZE = 64 * 1024
 PLATFORMS = ("systrap", "ptrace")
 """How gVisor gets at the system calls of what runs in it, the fastest first. `kvm` needs a device that the confined
 runtime may not open."""
@@ -125,10 +125,10 @@ class OciBackend(LocalBackend):
             raise not_made(self._guest, error) from error
         self._prepared = True
 
-    def first(self, policy: Policy, undo: ExitStack) -> tuple[Descriptors, Ready]:
-        answers = _Answers()
+    def first(self, spec: InstanceSpec, undo: ExitStack) -> tuple[Descriptors, Ready]:
+        answers = Answers("the runtime")
         undo.callback(answers.close)
-        return [answers.log, answers.sender], answers.ready
+        return [answers.log, answers.sender], partial(answers.ready, START_SECONDS)
 
     def rest_steps(self, spec: InstanceSpec, workspace: plan.Workspace) -> bytes:
         policy = spec.policy
@@ -241,51 +241,3 @@ def _write(path: str, content: bytes, mode: int) -> None:
         os.fchmod(file.fileno(), mode)
         file.write(content)
     os.rename(f"{path}.new", path)
-
-
-class _Answers:
-    """What the runtime and the guest say on their way: stdout is answers, stderr a log that cannot grow."""
-
-    def __init__(self) -> None:
-        self._receiver, self.sender = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._receiver, False)
-        self.log = os.memfd_create("skerry-log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.log, LOG_SIZE)
-        fcntl.fcntl(self.log, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
-        self._open = [self._receiver, self.sender, self.log]
-
-    def close(self) -> None:
-        for fd in self._open:
-            os.close(fd)
-        self._open.clear()
-
-    async def ready(self) -> None:
-        """Returns when the guest listens. Raises LaunchFailed."""
-        os.close(self.sender)
-        self._open.remove(self.sender)
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        loop.add_reader(self._receiver, readable.set)
-        heard = b""
-        try:
-            async with asyncio.timeout(START_SECONDS):
-                while not heard.endswith(b"\n"):
-                    await readable.wait()
-                    readable.clear()
-                    with contextlib.suppress(BlockingIOError):
-                        data = os.read(self._receiver, 1024)
-                        heard += data
-                        if not data or len(heard) > 1024:
-                            break
-        except TimeoutError as error:
-            raise LaunchFailed(f"the runtime did not start within {START_SECONDS:g} s") from error
-        finally:
-            loop.remove_reader(self._receiver)
-            said = os.pread(self.log, LOG_SIZE, 0).rstrip(b"\0").decode(errors="replace").strip()
-            self.close()
-        if heard != b"R\n":
-            lines = (heard.decode(errors="replace") + said).splitlines()
-            raise LaunchFailed(
-                f"the runtime ended: {lines[-1] if lines else 'it says nothing'}",
-                hint="`skerry doctor` tells whether it works here",
-            )

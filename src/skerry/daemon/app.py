@@ -18,6 +18,7 @@ from skerry.backends.base import Backend
 from skerry.backends.docker.backend import DockerBackend, DockerGvisorBackend
 from skerry.backends.fake import FakeBackend
 from skerry.backends.machine import Machine
+from skerry.backends.microvm import MicrovmBackend
 from skerry.backends.namespace import NamespaceBackend
 from skerry.backends.oci import OciBackend
 from skerry.backends.registry import Registry
@@ -58,6 +59,7 @@ BACKENDS: dict[str, Callable[[Machine], Backend]] = {
     "oci": OciBackend,
     "docker": DockerBackend,
     "docker-runsc": DockerGvisorBackend,
+    "microvm": MicrovmBackend,
     "fake": lambda machine: FakeBackend(machine.home),
 }
 IDLE_LOOK = 1.0
@@ -79,6 +81,7 @@ def make_registry(home: Home, backend: str | None) -> Registry:
                 OciBackend(machine),
                 DockerBackend(machine),
                 DockerGvisorBackend(machine),
+                MicrovmBackend(machine),
             ]
         )
     if backend not in BACKENDS:

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from skerry._version import VERSION
+from skerry.backends import microvm
 from skerry.backends.base import InstanceSpec
 from skerry.backends.machine import Machine
 from skerry.backends.namespace import NamespaceBackend
@@ -30,7 +31,7 @@ from skerry.daemon.watchdog import STALL
 from skerry.errors import SkerryError
 from skerry.guest.channel import Channel
 from skerry.guest.start import Start
-from skerry.host import plan, seccomp
+from skerry.host import initrd, plan, seccomp
 from skerry.host.cgroups import CgroupManager
 from skerry.host.launcher import Helper, try_steps
 from skerry.host.readback import landlock
@@ -82,6 +83,7 @@ def _checks(home: Home) -> Iterator[Check]:
     yield _guarded("disk workspaces", WARNING, _volumes)
     yield _guarded("image building", WARNING, lambda: _image_building(home))
     yield from _environment()
+    yield _guarded("virtual machines", OK, _virtual_machines)
     yield _guarded("event loop", WARNING, lambda: _event_loop(home))
 
 
@@ -279,6 +281,13 @@ def _event_loop(home: Home) -> Check:
     return Check(
         "event loop", WARNING, text, "its log says when (`event loop stalled`); see docs/observability.md"
     )
+
+
+def _virtual_machines() -> Check:
+    """An option, so that it is fine without."""
+    if reason := microvm.missing():
+        return Check("virtual machines", OK, f"isolation `microvm` is not available: {reason}")
+    return Check("virtual machines", OK, f"isolation `microvm`: kernel {initrd.find_kernel().release}")
 
 
 def _environment() -> Iterator[Check]:

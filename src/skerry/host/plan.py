@@ -19,6 +19,8 @@ UID = GID = 1000
 """`appuser` inside."""
 RUN = "/run"
 
+USERS = "65536"
+
 CAPABILITIES_KEPT = 1 << 5 | 1 << 6 | 1 << 7
 """By the guest alone, in its own user namespace: kill, setgid, setuid."""
 
@@ -114,6 +116,9 @@ class Plan:
     """Without cgroups: what rlimits can do must do."""
     layers: tuple[tuple[str, str], ...] = ()
     """Name below RUN, and directory of the host: what can only be read."""
+    named: bool = False
+    """In a virtual machine: all directories are found by their names, and nobody else has them. Its volume is in the
+    slot of the workspace."""
 
     def encode(self) -> bytes:
         """The steps as the helper reads them, after `image_steps`.
@@ -125,6 +130,7 @@ class Plan:
             [
                 *self._writable(),
                 ("enter",) if self.rootful else ("pivot",),
+                *(((("users", USERS), ("bound",))) if self.named else ()),
                 ("drop", str(UID), str(GID), str(CAPABILITIES_KEPT if self.rootful else 0)),
                 *LANDLOCK,
                 ("confine", str(_FILTER_SLOT)),
@@ -164,16 +170,20 @@ class Plan:
     @property
     def _sent(self) -> bool:
         """True if the workspace's mount is sent as a descriptor."""
-        return self.workspace.volume is not None or (self.rootful and self.workspace.read_only)
+        sent = self.rootful and not self.named
+        return self.workspace.volume is not None or (sent and self.workspace.read_only)
 
     def _layer_steps(self) -> list[Step]:
-        first = _WORKSPACE_SLOT + (self._sent or not self.rootful)
+        by_name = self.named or not self.rootful
+        first = _WORKSPACE_SLOT + (self._sent or by_name)
         steps: list[Step] = []
         for slot, (name, source) in enumerate(self.layers, first):
             target = f"{RUN.lstrip('/')}/{name}"
-            if not self.rootful:
+            if by_name:
                 steps.append(("tree", str(slot), source, "ro"))
-            steps += [("dir", target, "0755"), ("place", str(slot), target), ("own", target)]
+            steps += [("dir", target, "0755"), ("place", str(slot), target)]
+            if not self.named:
+                steps.append(("own", target))
         return steps
 
 
@@ -219,15 +229,22 @@ memory map (ADR 28)."""
 
 
 def blank_steps(
-    uid_base: int | None, tasks_files: list[str], cgroup: str | None, *, for_runtime: bool = False
+    uid_base: int | None,
+    tasks_files: list[str],
+    cgroup: str | None,
+    *,
+    for_runtime: bool = False,
+    files: int = GUEST_FDS,
+    links: tuple[tuple[str, str], ...] = (),
 ) -> bytes:
     """What comes before everything that depends on an image or a policy.
 
     `uid_base` is the first id of the host's range; None: without root, a single user. `for_runtime` leaves all of
-    /proc to be seen, and capabilities: see `host.bundle`.
+    /proc to be seen, and capabilities: see `host.bundle`. `files` is the limit of open files, `links` are more of
+    them in /dev.
     """
     if uid_base is not None:
-        ids = f"0 {uid_base} 65536"
+        ids = f"0 {uid_base} {USERS}"
         process: list[Step] = [("mode", "rootful"), ("map", ids, ids), ("owner", str(uids.owner(uid_base)))]
     else:
         process = [("mode", "rootless"), ("map", f"{UID} {os.geteuid()} 1", f"{GID} {os.getegid()} 1")]
@@ -236,11 +253,16 @@ def blank_steps(
     process += [("tasks", path) for path in tasks_files]
     # With the image's parts as descriptors, nothing of the host's mounts is needed any more.
     leave: list[Step] = [] if uid_base is None else [("pivot",)]
-    return encode_steps(process) + _stage(for_runtime) + encode_steps(leave)
+    return (
+        encode_steps(process) + stage(for_runtime=for_runtime, files=files, links=links) + encode_steps(leave)
+    )
 
 
 @functools.cache
-def _stage(for_runtime: bool) -> bytes:
+def stage(
+    *, for_runtime: bool = False, files: int = GUEST_FDS, links: tuple[tuple[str, str], ...] = ()
+) -> bytes:
+    """The part of a blank that is the same for all, and in a virtual machine: /dev, /proc and limits."""
     devices = list(enumerate(_DEVICES))
     cover = [("readonly", "proc/sys"), *(("mask", f"proc/{name}") for name in MASKED)]
     return encode_steps(
@@ -251,7 +273,7 @@ def _stage(for_runtime: bool) -> bytes:
             ("dir", "proc", "0555"),
             ("tmpfs", "dev", "mode=0755,size=64k,nr_inodes=64", "noexec"),
             *(("file", f"dev/{name}", "") for name in _DEVICES),
-            *(("symlink", f"dev/{name}", target) for name, target in _LINKS),
+            *(("symlink", f"dev/{name}", target) for name, target in (*_LINKS, *links)),
             ("dir", "dev/pts", "0755"),
             ("dir", "dev/shm", "0755"),
             *(("place", str(slot), f"dev/{name}") for slot, name in devices),
@@ -263,7 +285,7 @@ def _stage(for_runtime: bool) -> bytes:
             ("hostname", "skerry"),
             ("loopback",),
             ("rlimit", str(RLIMIT_CORE), NO_DUMPS),
-            ("rlimit", str(RLIMIT_NOFILE), str(GUEST_FDS)),
+            ("rlimit", str(RLIMIT_NOFILE), str(files)),
             ("rlimit", str(RLIMIT_SIGPENDING), str(PENDING_SIGNALS)),
             ("rlimit", str(RLIMIT_MSGQUEUE), str(MESSAGE_QUEUES)),
             *([] if for_runtime else [("bound",)]),

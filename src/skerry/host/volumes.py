@@ -150,6 +150,21 @@ class Volumes:
             mount = waiting.popleft()
         return self._hand_out(mount, uid, gid)
 
+    def file(self, size: int, inodes: int) -> int:
+        """A new volume that is not mounted, for a kernel of its own: a file without a name, the caller's to close.
+
+        Its SUBDIR belongs to root. Blocks and raises as `take` does.
+        """
+        kind = _kind(size, inodes)
+        check_space(self._directory)
+        template = self._template(kind)
+        try:
+            with open(template, "rb") as source, tempfile.TemporaryFile(dir=self._directory) as file:
+                _copy(source.fileno(), file.fileno())
+                return os.dup(file.fileno())
+        except OSError as error:
+            raise _failed("copy", error) from error
+
     def want(self, size: int, inodes: int) -> None:
         """Have volumes of this kind kept ready from now on, as long as it is among the last few asked for.
 

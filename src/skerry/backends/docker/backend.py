@@ -86,6 +86,7 @@ class DockerBackend:
     runtime = ""
     """Of the engine; its default, if empty."""
     gvisor = False
+    gates = True
 
     def __init__(self, machine: Machine, endpoint: Endpoint | None = None) -> None:
         """The engine is at `endpoint`, or where the environment variables say."""
@@ -157,11 +158,6 @@ class DockerBackend:
         finally:
             await self.stop(id_)
             self._machine.unused.discard(id_)
-
-    def path_rules(self) -> str:
-        if self.gvisor:
-            return "gVisor has no Landlock"
-        return "" if self._local is None or self._local else "nothing is known of its engine's kernel"
 
     def path_rules(self) -> str:
         if self.gvisor:

@@ -321,7 +321,7 @@ class Pool:
                 await backend.usage(id_, io=False)  # which opens its counters: the first command needs them
                 entry = PoolEntry(id_, image.digest, backend, instance, channel, self._clock.time())
                 variables = base_variables(image.env, instance.workspace_path, {})
-                if settings.language is None:
+                if settings.language is None or not backend.gates:
                     # Warms the page and dentry caches for the first command: half a millisecond.
                     await _run_true(channel, variables)
                 else:

@@ -1,0 +1,267 @@
+"""Environments with a virtual machine each: what holds inside, what holds the monitor, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from skerry.backends import microvm
+from skerry.backends.base import InstanceSpec
+from skerry.backends.machine import Machine
+from skerry.backends.microvm import MicrovmBackend
+from skerry.errors import IsolationUnavailable, LaunchFailed
+from skerry.guest.channel import Channel
+from skerry.host import vm
+from skerry.images.store import ImageStore
+from skerry.policy import MIB, Limits, Policy
+from tests import leaks, machines, support
+from tests.conformance.harness import Box, Result, finish
+from tests.integration.daemon import Daemon, started
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+LIMITS = Limits(memory=192 * MIB, disk=64 * MIB, pids=40, inodes=1000)
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+
+T = TypeVar("T")
+
+
+class Place:
+    """A backend with one environment, on a loop of its own."""
+
+    def __init__(self, home: Path, runner: asyncio.Runner) -> None:
+        self.home, self._runner = home, runner
+        self.backend = MicrovmBackend(Machine(str(home)), machines.kernel())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    def spec(self, **policy: Any) -> InstanceSpec:
+        image = ImageStore(self.home / "images").get("host")
+        return InstanceSpec(self.backend.reserve(), image, Policy(limits=LIMITS, **policy))
+
+    async def open(self, **policy: Any) -> Box:
+        spec = self.spec(**policy)
+        instance = await self.backend.start(spec)
+        return Box(
+            self.backend, instance, await Channel.open(await self.backend.connect(spec.environment_id))
+        )
+
+    async def close(self) -> None:
+        for id_ in await self.backend.list():
+            await self.backend.stop(id_)
+        await self.backend.close()
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    with support.temporary_home() as home, asyncio.Runner() as runner:
+        found = Place(home, runner)
+        try:
+            if not (capabilities := runner.run(found.backend.capabilities())).available:
+                support.missing(capabilities.reason)
+            yield found
+        finally:
+            runner.run(found.close())
+
+
+@pytest.fixture(scope="module")
+def box(place: Place) -> Iterator[Box]:
+    box = place.run(place.open())
+    yield box
+    place.run(box.channel.close())
+    place.run(place.backend.stop(box.id))
+
+
+def sh(place: Place, box: Box, script: str, **options: Any) -> Result:
+    return place.run(box.sh(script, **options))
+
+
+def processes(home: Path, environment_id: str) -> dict[str, int]:
+    """Pids on the host, by the name of the program."""
+    first = os.readlink(home / "instances" / environment_id / "process").split()[0]
+    children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+    return {Path(f"/proc/{pid}/comm").read_text().strip(): int(pid) for pid in (first, *children)}
+
+
+def status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+@pytest.mark.requirement("F1")
+def test_workload_is_confined_by_a_kernel_of_its_own(place: Place, box: Box) -> None:
+    inside = sh(
+        place, box, "uname -r; id -u; grep -E '^(Cap|NoNew|Seccomp:)' /proc/self/status"
+    ).stdout.decode()
+    release, uid, *rows = inside.splitlines()
+    assert release != os.uname().release
+    assert uid == "1000"
+    found = dict(row.split(":\t") for row in rows)
+    assert {value for name, value in found.items() if name.startswith("Cap")} == {"0" * 16}
+    assert (found["NoNewPrivs"], found["Seccomp"]) == ("1", "2")
+    assert sh(place, box, "touch /x /usr/x /etc/x; ls -d /x /usr/x /etc/x").stdout == b""
+    assert sh(place, box, "sed 1,2d /proc/net/dev | cut -d: -f1").stdout.split() == [b"lo"]
+    assert sh(place, box, "ls -d /export /cgroups /disk /sys/* /dev/vd* /dev/vport*").stdout == b""
+
+
+def test_monitor_is_confined_like_an_environment(place: Place, box: Box) -> None:
+    found = processes(place.home, box.id)
+    assert set(found) == {"skerry-machine", "qemu-system-x86", "virtiofsd"}
+    base = place.backend.get(box.id).uid_base
+    assert base is not None
+    for name, pid in found.items():
+        row = status(pid)
+        uids = {int(uid) for uid in row["Uid"].split()}
+        assert uids == {base if name == "virtiofsd" else base + 1000}, name
+        assert {row[f"Cap{kind}"] for kind in ("Inh", "Prm", "Eff", "Amb")} == {"0" * 16}, name
+        assert (row["NoNewPrivs"], row["Seccomp"]) == ("1", "2"), name
+        for kind in NAMESPACES:
+            ours, its = os.readlink(f"/proc/self/ns/{kind}"), os.readlink(f"/proc/{pid}/ns/{kind}")
+            assert its != ours, (name, kind)
+
+
+def test_monitor_sees_no_files_but_what_it_needs(place: Place, box: Box) -> None:
+    found = processes(place.home, box.id)
+    inside = {*vm.LINKED, "boot", "ctl", "dev", "export", "kvm", "proc", "usr"}
+    assert set(os.listdir(f"/proc/{found['qemu-system-x86']}/root")) <= inside
+    assert set(os.listdir(f"/proc/{found['virtiofsd']}/root")) == {"layers", "rootfs", "workspace"}
+    for name in ("qemu-system-x86", "virtiofsd"):
+        root = f"/proc/{found[name]}/root"
+        rows = Path(f"/proc/{found[name]}/mountinfo").read_text().splitlines()
+        assert rows, root
+        kinds = {row.split(" - ")[1].split()[0]: row.split()[5] for row in rows}
+        assert all(
+            "ro" in options.split(",") for kind, options in kinds.items() if kind in ("ext4", "overlay")
+        )
+
+
+@pytest.mark.requirement("R55")
+def test_memory_limit_kills_one_process_and_is_counted(place: Place, box: Box) -> None:
+    before = place.backend.sample(box.id).oom_kills
+    result = sh(place, box, "head -c 400m /dev/zero | tail -c 400m | wc -c")
+    assert result.stdout.strip() != str(400 * MIB).encode()
+    assert place.backend.sample(box.id).oom_kills == before + 1
+    assert sh(place, box, "echo alive").stdout == b"alive\n"
+
+
+def test_disk_and_inode_limits_are_exact(place: Place, box: Box) -> None:
+    free = sh(place, box, "stat -f -c '%a %S %d' /workspace").stdout.split()
+    assert (int(free[0]) * int(free[1]), int(free[2])) == (LIMITS.disk, LIMITS.inodes)
+    result = sh(
+        place, box, "head -c 100m /dev/zero > big; stat -c %s big; rm big; echo x > small && cat small"
+    )
+    size, small = result.stdout.split()
+    assert LIMITS.disk - MIB < int(size) <= LIMITS.disk
+    assert small == b"x"
+    assert b"No space left" in result.stderr
+
+
+def test_environment_ends_with_its_monitor(place: Place) -> None:
+    async def check() -> None:
+        box = await place.open(workspace="memory")
+        try:
+            os.kill(processes(place.home, box.id)["qemu-system-x86"], signal.SIGKILL)
+            async with asyncio.timeout(20):
+                await place.backend.wait(box.id)
+            assert not place.backend.alive(box.id)
+        finally:
+            await box.channel.close()
+            await place.backend.stop(box.id)
+
+    place.run(check())
+
+
+def test_network_is_refused_and_the_error_names_what_can(place: Place) -> None:
+    spec = place.spec(network="public")
+    with pytest.raises(IsolationUnavailable, match="no network") as refused:
+        place.run(place.backend.start(spec))
+    assert "gvisor" in refused.value.hint
+    place.run(place.backend.stop(spec.environment_id))
+
+
+def test_machine_that_never_answers_is_ended_at_the_deadline(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(microvm, "START_SECONDS", 0.5)
+    spec = place.spec(workspace="memory")
+    with pytest.raises(LaunchFailed, match=r"did not start within 0\.5 s"):
+        place.run(place.backend.start(spec))
+    assert spec.environment_id not in place.run(place.backend.list())
+
+
+def test_machine_whose_kernel_fails_tells_why(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_init(cls: type[vm.VirtualMachine], *_: Any, **options: Any) -> vm.VirtualMachine:
+        return cls(
+            1, 256 * MIB, options["disk"], line="console=ttyS0 panic=-1 reboot=t rdinit=/none root=/none"
+        )
+
+    monkeypatch.setattr(vm.VirtualMachine, "of", classmethod(without_init))
+    with pytest.raises(LaunchFailed, match="the virtual machine ended") as failed:
+        place.run(place.backend.start(place.spec(workspace="memory")))
+    assert "panic" in str(failed.value)
+
+
+@pytest.mark.parametrize("cycles", [2, pytest.param(100, marks=pytest.mark.soak)])
+def test_cycles_leave_nothing(cycles: int) -> None:
+    with support.temporary_home() as home, asyncio.Runner() as runner:
+        place = Place(home, runner)
+        if not (capabilities := place.run(place.backend.capabilities())).available:
+            place.run(place.close())
+            support.missing(capabilities.reason)
+
+        async def cycle(number: int) -> None:
+            box = await place.open(workspace="disk" if number % 2 else "memory")
+            await finish(await box.start("true"))
+            await box.channel.close()
+            await place.backend.stop(box.id)
+
+        try:
+            place.run(cycle(0))
+            before = len(os.listdir("/proc/self/fd"))
+            for number in range(1, cycles):
+                place.run(cycle(number))
+            assert len(os.listdir("/proc/self/fd")) <= before + 2
+        finally:
+            place.run(place.close())
+        assert leaks.of_home(home) == []
+        assert os.listdir(home / "instances") == []
+
+
+@pytest.fixture
+def daemon_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in machines.settings().items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.requirement("R75")
+@pytest.mark.usefixtures("daemon_settings")
+def test_next_daemon_takes_over_and_tells_why_one_ended(home: Path) -> None:
+    with started(home) as first:
+        info = created(first)
+        assert (info["isolation"], info["backend"]) == ("microvm", "microvm")
+        first.execute(info["environment_id"], "echo kept > file")
+        first.kill()
+    with started(home) as second:
+        ref = info["environment_id"]
+        assert second.execute(ref, "cat file; uname -r")["stdout"].startswith("kept\n")
+        killed = second.execute(ref, "exec tail -c 2g /dev/zero")
+        assert killed["outcome"] == "oom_killed"
+        os.kill(processes(home, ref)["qemu-system-x86"], signal.SIGKILL)
+        problem = second.call("POST", f"/environments/{ref}/execute", {"command": "true"}, expect=410)
+        assert problem["code"] == "environment_ended"
+
+
+def created(daemon: Daemon) -> dict[str, Any]:
+    body = {"isolation": "microvm", "memory": LIMITS.memory}
+    code, _, answer = daemon.raw("POST", "/environments", body)
+    if code == 501:
+        support.missing(answer.decode())
+    found: dict[str, Any] = daemon.call("GET", "/environments")["environments"][0]
+    return found

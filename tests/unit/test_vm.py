@@ -1,0 +1,89 @@
+"""A virtual machine as data."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from skerry.host import plan, vm
+from skerry.host.vm import VirtualMachine
+from skerry.policy import MIB, Limits
+
+LIMITS = Limits(cpus=1.5, memory=256 * MIB, pids=64, fds=128)
+
+
+@pytest.fixture(autouse=True)
+def rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vm, "tick_rate", lambda: 2_600_000)
+
+
+def definition(*, disk: bool = False) -> VirtualMachine:
+    return VirtualMachine.of(LIMITS, disk=disk, disk_operations=4000, disk_bytes=MIB)
+
+
+def steps(encoded: bytes) -> list[list[str]]:
+    found, at = [], 0
+    while at < len(encoded):
+        (count,) = struct.unpack_from("<H", encoded, at)
+        parts = encoded[at + 2 :].split(b"\0", count)
+        found.append([part.decode() for part in parts[:count]])
+        at += 2 + sum(len(part) + 1 for part in parts[:count])
+    return found
+
+
+def test_machine_has_the_limit_of_memory_beside_its_kernel_and_whole_cpus() -> None:
+    made = definition()
+    assert made.memory >= LIMITS.memory + vm.KERNEL_MEMORY
+    assert made.memory % MIB == 0
+    assert made.cpus == 2
+
+
+def test_machine_has_no_device_that_is_not_named() -> None:
+    arguments = definition(disk=True).qemu("tcg")
+    assert {"-nodefaults", "-no-user-config"} <= set(arguments)
+    devices = [arguments[at + 1].split(",")[0] for at, word in enumerate(arguments) if word == "-device"]
+    assert devices == ["virtio-serial-device", "virtserialport", "vhost-user-fs-device", "virtio-blk-device"]
+    assert not any("net" in word for word in devices)
+
+
+def test_disk_has_limits_and_is_known_by_a_descriptor_alone() -> None:
+    arguments = definition(disk=True).qemu("tcg")
+    drive = arguments[arguments.index("-drive") + 1].split(",")
+    assert "file=/dev/fdset/1" in drive
+    assert {"throttling.iops-write=4000", f"throttling.bps-read={MIB}"} <= set(drive)
+    assert "-drive" not in definition().qemu("tcg")
+
+
+def test_emulated_machine_is_told_how_fast_its_counter_is() -> None:
+    assert any(word.startswith("tsc_early_khz=2600000 ") for word in definition().qemu("tcg"))
+    assert not any("tsc_early_khz" in word for word in definition().qemu("kvm"))
+
+
+def test_arguments_fit_into_a_step() -> None:
+    encoded = vm.monitor_steps(definition(disk=True), "tcg", program=False, layers=("a", "b"))
+    assert max(len(step) for step in steps(encoded)) <= 96
+
+
+def test_monitor_is_started_last_and_without_privileges() -> None:
+    order = [step[0] for step in steps(vm.monitor_steps(definition(), "tcg", program=True, layers=()))]
+    assert order.index("serve") < order.index("bounding") < order.index("drop") < order.index("confine")
+    assert order[-1] == "machine"
+
+
+def test_workload_is_confined_in_the_machine_as_it_is_without_one() -> None:
+    inner = steps(vm.inner_steps(plan.Workspace(memory=MIB), LIMITS, 60.0, "strict", ("layer",)))
+    names = [step[0] for step in inner]
+    assert ["open", "0", "/profiles/strict"] in inner
+    assert ["write", "/cgroups/skerry/pids.max", "64"] in inner
+    assert ["write", "/cgroups/skerry/memory.max", str(LIMITS.memory)] in inner
+    assert names.count("bound") == 2  # before and after it gets a user namespace
+    assert names.index("enter") < names.index("users") < names.index("drop") < names.index("confine")
+    assert names[-1] == "guest"
+    assert ["tree", "2", "/export/layers/layer", "ro"] in inner
+
+
+def test_workspace_on_disk_belongs_to_the_user() -> None:
+    inner = steps(vm.inner_steps(plan.Workspace(volume="w"), LIMITS, 60.0, "default", ()))
+    assert ["chown", "/disk/w", "1000", "1000"] in inner
+    assert ["volume", "1", "workspace", "w"] in inner
