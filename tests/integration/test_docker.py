@@ -65,7 +65,7 @@ def inspected(engine: Dockerd, environment: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.requirement("R25", "R55", "R56")
+@pytest.mark.requirement("R55", "R56")
 def test_what_the_engine_was_asked_for_is_in_force_inside(daemon: Daemon, engine: Dockerd) -> None:
     id_ = created(daemon)["environment_id"]
     try:

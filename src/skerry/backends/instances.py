@@ -184,7 +184,7 @@ def connect_inside(pid: int, path: str) -> socket.socket:
     directories on the way.
     """
     try:
-        place = below_root(pid, *path.split("/"))
+        place = below_root(pid, *path.strip("/").split("/"))
     except OSError as error:
         raise GuestFailed(f"the guest cannot be reached: {error.strerror}") from error
     try:
