@@ -148,7 +148,7 @@ class LocalBackend(ABC):
             self._facts[blank.id] = Facts(policy, kind, shared)
             undo.pop_all()
         blank.close()
-        if self._volumes is not None and kind == "disk":
+        if self._volumes is not None and device is not None:
             limits = policy.limits
             asyncio.get_running_loop().call_later(
                 REFILL_AFTER, self._volumes.want, limits.disk, limits.inodes
