@@ -251,7 +251,7 @@ def test_next_daemon_takes_over_and_tells_why_one_ended(home: Path) -> None:
     with started(home) as second:
         ref = info["environment_id"]
         assert second.execute(ref, "cat file; uname -r")["stdout"].startswith("kept\n")
-        killed = second.execute(ref, "exec tail -c 2g /dev/zero")
+        killed = second.execute(ref, "head -c 400m /dev/zero | tail -c 400m")
         assert killed["outcome"] == "oom_killed"
         os.kill(processes(home, ref)["qemu-system-x86"], signal.SIGKILL)
         problem = second.call("POST", f"/environments/{ref}/execute", {"command": "true"}, expect=410)
