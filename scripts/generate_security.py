@@ -1,4 +1,5 @@
-"""Write the generated parts of SECURITY.md: shared resources (docs/resources.toml) and /proc (docs/proc.toml).
+"""Write the generated parts of SECURITY.md: shared resources (docs/resources.toml), /proc (docs/proc.toml), and what a
+program sees of the host on each backend (docs/rungs.json, by probe_rungs.py).
 
 python scripts/generate_security.py            write it
 python scripts/generate_security.py --check    fail when SECURITY.md is stale
@@ -9,6 +10,7 @@ Fails for a row that lacks a field, has neither a test nor a note, or names a te
 from __future__ import annotations
 
 import ast
+import json
 import sys
 import tomllib
 from collections.abc import Iterable
@@ -22,7 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "docs" / "resources.toml"
 TARGET = ROOT / "SECURITY.md"
 PROC = ROOT / "docs" / "proc.toml"
-MARKER = "<!-- {}: written by scripts/generate_security.py from docs/{}.toml -->\n"
+RUNGS = ROOT / "docs" / "rungs.json"
+MARKER = "<!-- {}: written by scripts/generate_security.py from docs/{} -->\n"
 END = "<!-- end of {} -->\n"
 FIELDS = {"name": str, "charged": str, "limit": str, "by": str, "tests": list, "note": str}
 OPTIONAL = {"tests", "note"}
@@ -42,8 +45,12 @@ def main() -> int:
         print("docs/resources.toml:", *wrong, sep="\n  ", file=sys.stderr)
         return 1
     text = wanted = TARGET.read_text()
-    for name, content in (("resources", table(sections)), ("proc", proc(tomllib.loads(PROC.read_text())))):
-        before, begin, rest = wanted.partition(MARKER.format(name, name))
+    for name, source, content in (
+        ("resources", SOURCE, table(sections)),
+        ("proc", PROC, proc(tomllib.loads(PROC.read_text()))),
+        ("rungs", RUNGS, rungs(json.loads(RUNGS.read_text()))),
+    ):
+        before, begin, rest = wanted.partition(MARKER.format(name, source.name))
         _, end, after = rest.partition(END.format(name))
         if not begin or not end:
             print(f"SECURITY.md lacks the markers of {name}", file=sys.stderr)
@@ -107,6 +114,15 @@ def proc(sections: dict[str, dict[str, Any]]) -> str:
     for section in sections.values():
         why = f". {section['why']}" if "why" in section else ""
         lines.append(f"| **shown**: {section['title']}{why} | {names(section['files'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def rungs(columns: dict[str, dict[str, str]]) -> str:
+    titles = [name if " " in name else f"`{name}`" for name in columns]
+    lines = [f"| seen by a program | {' | '.join(titles)} |", "|---|" + "---|" * len(titles)]
+    for row in next(iter(columns.values())):
+        cells = (column.get(row, "") for column in columns.values())
+        lines.append(f"| {row} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

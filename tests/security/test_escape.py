@@ -329,7 +329,6 @@ def host_folder() -> Iterator[Path]:
         yield folder
 
 
-@each_rung
 def test_no_socket_of_the_host_is_visible(boxes: Boxes, mode: str, host_folder: Path) -> None:
     assert boxes(mode).probe("escape.sockets") == []
     with boxes.fresh(mode, binds=[(str(host_folder), "shared")]) as weak:

@@ -71,7 +71,7 @@ def out_of_memory(env: skerry.Environment) -> bool:
 
 def patience(env: skerry.Environment) -> float:
     """Seconds that fifty forks take at most: a rung's are slower."""
-    return 15.0 if own_kernel(env) else 2.0
+    return 6.0 if own_kernel(env) else 2.0
 
 
 def python(code: str) -> str:
