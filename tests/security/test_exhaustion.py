@@ -214,7 +214,7 @@ for _ in range(1280):
         pass
 
 
-@pytest.mark.each_rung
+@pytest.mark.needs("host_kernel")
 def test_zombies_that_nobody_puts_away_count(env: skerry.Environment) -> None:
     assert enforced(env, "pids") or enforced(env, "pids_of_user")
     code = """

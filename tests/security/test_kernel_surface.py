@@ -161,7 +161,6 @@ def test_every_socket_family(boxes: Boxes, mode: str, profile: str) -> None:
     assert check(boxes, mode, profile, calls) == {}
 
 
-@pytest.mark.each_rung
 def test_only_these_sockets_open(boxes: Boxes, mode: str) -> None:
     """What the default profile comes to, whoever refuses the others."""
     calls = [
@@ -203,6 +202,7 @@ DANGEROUS = {
 }
 
 
+@pytest.mark.each_rung
 @pytest.mark.parametrize("profile", PROFILES)
 def test_what_must_never_be_allowed(boxes: Boxes, mode: str, profile: str) -> None:
     """Whatever a profile says: written down apart from all of them."""
