@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import platform
+import re
 import socket
 import stat
 import struct
@@ -55,6 +56,8 @@ then = "allow"
 """,
 }
 """Of the monitor, which puts a filter of its own on top that takes away forks and new programs."""
+LANDLOCK_3 = (6, 2)
+"""The first Linux whose Landlock covers truncation."""
 _INSTALL = "Debian: `apt-get install qemu-system-x86`"
 
 
@@ -85,6 +88,11 @@ class MicrovmBackend(LocalBackend):
             self._emulated_because = f"with KVM: {why_not}"
             reasons.append(f"{self._accelerator}: {why_not}")
         return Capabilities(False, f"no machine boots ({'; '.join(reasons)})")
+
+    def path_rules(self) -> str:
+        found = re.match(r"(\d+)\.(\d+)", self._release)
+        recent = found is not None and tuple(map(int, found.groups())) >= LANDLOCK_3
+        return "" if recent else f"the machine's kernel {self._release} is older than Linux 6.2"
 
     async def _try(self, seconds: float) -> str:
         """Start the smallest machine there is; why that fails, or nothing."""
