@@ -28,6 +28,7 @@ from benchmarks import (
     pages,
     promises,
     report,
+    rungs,
     service,
 )
 from benchmarks.dockerd import Unavailable
@@ -88,6 +89,7 @@ def measure(rounds: int, environments: int) -> int:
         found.add_skerry(client, folder)
         times = take_turns(found.subjects, rounds, lambda n: _progress(f"round {n} of {rounds}"))
         results |= _throughput(client, environments)
+    results["rungs"] = _rungs(rungs.ROUNDS)
     try:
         results["neighbours"] = _neighbours()
     except Unavailable as error:
@@ -158,6 +160,22 @@ def measure_neighbours(arguments: argparse.Namespace) -> int:
     return len(broken)
 
 
+def _rungs(rounds: int) -> dict[str, Any]:
+    """Measures all backends side by side and writes the table to docs/benchmarks.md."""
+    found = rungs.measure(rounds, _progress)
+    _progress("")
+    pages.replace(pages.PAGE, "rungs", f"{report.machine()}.\n\n{rungs.markdown(found)}")
+    return found
+
+
+def measure_rungs(rounds: int) -> int:
+    results = json.loads(RESULTS.read_text())
+    results["rungs"] = _rungs(rounds)
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    print(rungs.markdown(results["rungs"]))
+    return 0
+
+
 def _progress(text: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
@@ -202,11 +220,14 @@ def main() -> int:
     )
     alone.add_argument("--attackers", action="append", type=int, help="how many; may be repeated")
     alone.add_argument("--rounds", type=int, dest="cell_rounds", help="of each cell")
+    commands.add_parser("rungs", help="only the backends side by side")
     arguments = parser.parse_args()
     # So that what was started is ended: attackers would go on without the daemon.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if arguments.what == "neighbours":
         missed = measure_neighbours(arguments)
+    elif arguments.what == "rungs":
+        missed = measure_rungs(rungs.ROUNDS)
     else:
         missed = measure(arguments.rounds, arguments.environments)
     return 1 if missed and arguments.check else 0

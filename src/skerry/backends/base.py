@@ -26,6 +26,8 @@ class Capabilities:
     available: bool
     reason: str = ""
     """Why it is not available, and what to do about it."""
+    detail: str = ""
+    """What gives it where it is available: versions, and what is second best."""
     rootless: bool = False
 
 

@@ -17,7 +17,7 @@ import socket
 import stat
 import struct
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skerry.backends.answers import Answers
@@ -61,6 +61,18 @@ LANDLOCK_3 = (6, 2)
 _INSTALL = "Debian: `apt-get install qemu-system-x86`"
 
 
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a machine boots with here."""
+
+    boot: str
+    """The directory of kernel and RAM disk."""
+    release: str
+    accelerator: str
+    note: str
+    """Why it is not a better one."""
+
+
 class MicrovmBackend(LocalBackend):
     name = "microvm"
     isolation = "microvm"
@@ -72,51 +84,49 @@ class MicrovmBackend(LocalBackend):
         self._given = kernel
         self._base = f"{machine.home}/microvm/base"
         self._least = f"{machine.home}/microvm/least"
-        self._boot = ""
-        self._release = ""
-        self._accelerator = ""
-        self._emulated_because = ""
+        self._setup: Setup | None = None
+        """What new machines boot with; None while nothing is known to work."""
+        self._tried: dict[str, Setup] = {}
+        """Of machines that are probes."""
         self._counters: dict[str, int] = {}
 
     async def capabilities(self) -> Capabilities:
         if reason := missing(self._given):
             return Capabilities(False, reason)
         reasons: list[str] = []
-        for self._accelerator in PROBE_SECONDS:
-            if not (why_not := await self._try(PROBE_SECONDS[self._accelerator])):
-                return Capabilities(True, "; ".join(reasons))
-            self._emulated_because = f"with KVM: {why_not}"
-            reasons.append(f"{self._accelerator}: {why_not}")
+        for accelerator, seconds in PROBE_SECONDS.items():
+            try:
+                async with asyncio.timeout(seconds):
+                    setup = await asyncio.to_thread(self._prepare, accelerator, "; ".join(reasons))
+                    await self._try(setup)
+            except (SkerryError, TimeoutError) as error:
+                reasons.append(f"{accelerator}: {str(error) or f'no answer within {seconds:g} s'}")
+            else:
+                self._setup = setup
+                return Capabilities(True, detail=_how(setup))
         return Capabilities(False, f"no machine boots ({'; '.join(reasons)})")
 
     def path_rules(self) -> str:
-        found = re.match(r"(\d+)\.(\d+)", self._release)
+        release = self._setup.release if self._setup is not None else ""
+        found = re.match(r"(\d+)\.(\d+)", release)
         recent = found is not None and tuple(map(int, found.groups())) >= LANDLOCK_3
-        return "" if recent else f"the machine's kernel {self._release} is older than Linux 6.2"
+        return "" if recent else f"the machine's kernel {release} is older than Linux 6.2"
 
-    async def _try(self, seconds: float) -> str:
-        """Start the smallest machine there is; why that fails, or nothing."""
-        self._boot = ""  # the kernel may be a new one
+    async def _try(self, setup: Setup) -> None:
+        """Start the smallest machine there is. Raises SkerryError."""
         id_ = new_id()
         self._machine.unused.add(id_)  # the reaper finds no row of it
+        self._tried[id_] = setup
         try:
-            async with asyncio.timeout(seconds):
-                await asyncio.to_thread(self._prepare)
-                image = Image("", "", "rootfs", Path(self._least), {}, 0, 0.0, "")
-                await self.start(InstanceSpec(id_, image, Policy(workspace="memory")))
-        except TimeoutError:
-            return f"no answer within {seconds:g} s"
-        except SkerryError as error:
-            return str(error)
+            image = Image("", "", "rootfs", Path(self._least), {}, 0, 0.0, "")
+            await self.start(InstanceSpec(id_, image, Policy(workspace="memory")))
         finally:
             await self.stop(id_)
+            del self._tried[id_]
             self._machine.unused.discard(id_)
-        return ""
 
-    def _prepare(self) -> None:
+    def _prepare(self, accelerator: str, note: str) -> Setup:
         """Raises LaunchFailed, IsolationUnavailable."""
-        if self._boot:
-            return
         kernel = self._given or initrd.find_kernel()
         try:
             vm.make_base(self._base)
@@ -125,8 +135,15 @@ class MicrovmBackend(LocalBackend):
             place = initrd.prepare(kernel, f"{self._machine.home}/microvm/boot")
         except OSError as error:
             raise not_made(f"{self._machine.home}/microvm", error) from error
-        self._release = kernel.release
-        self._boot = str(place)
+        return Setup(str(place), kernel.release, accelerator, note)
+
+    def _setup_of(self, environment_id: str) -> Setup:
+        """Raises IsolationUnavailable while it is not known whether a machine boots here."""
+        if (setup := self._tried.get(environment_id) or self._setup) is None:
+            raise IsolationUnavailable(
+                "it was not tried yet whether a virtual machine boots", hint="try again"
+            )
+        return setup
 
     # How it is made.
 
@@ -136,10 +153,7 @@ class MicrovmBackend(LocalBackend):
                 "a virtual machine has no network here",
                 hint='leave the network out, or ask for isolation "gvisor"',
             )
-        if not self._boot or not self._accelerator:
-            raise IsolationUnavailable(
-                "it was not tried yet whether a virtual machine boots", hint="try again"
-            )
+        self._setup_of(spec.environment_id)
         return await super().start(spec)
 
     def blank_steps(self, uid_base: int | None, cgroup: Cgroup) -> bytes:
@@ -147,18 +161,19 @@ class MicrovmBackend(LocalBackend):
         return vm.blank_steps(uid_base, cgroup.join.tasks_files, cgroup.join.into_dir)
 
     def root_steps(self, root: plan.Root, spec: InstanceSpec) -> bytes:
-        return vm.root_steps(root, kvm=self._accelerator == "kvm")
+        return vm.root_steps(root, kvm=self._setup_of(spec.environment_id).accelerator == "kvm")
 
     def trees(self, root: plan.Root, blank: Blank, descriptors: ExitStack) -> Descriptors:
+        setup = self._setup_of(blank.id)
         base = self.copy_tree(self._base, descriptors)
         with contextlib.suppress(OSError):  # else what is root's belongs to nobody, inside
             mounts.map_ids(base, blank.user_namespace)
         return [
             base,
             *super().trees(root, blank, descriptors),
-            self.copy_tree(self._boot, descriptors),
+            self.copy_tree(setup.boot, descriptors),
             self.copy_tree("/usr", descriptors),
-            *([_kvm(descriptors)] if self._accelerator == "kvm" else []),
+            *([_kvm(descriptors)] if setup.accelerator == "kvm" else []),
         ]
 
     def first(self, spec: InstanceSpec, undo: ExitStack) -> tuple[Descriptors, Ready]:
@@ -169,7 +184,7 @@ class MicrovmBackend(LocalBackend):
         counter = answers.keep(os.memfd_create("skerry-counter", os.MFD_CLOEXEC))
         os.ftruncate(counter, 8)
         program = answers.keep(os.memfd_create("skerry-filter", os.MFD_CLOEXEC))
-        os.write(program, _filter(self._accelerator))
+        os.write(program, _filter(self._setup_of(spec.environment_id).accelerator))
         fds = [answers.log, answers.sender, steps, counter, program]
         return fds, functools.partial(answers.ready, START_SECONDS)
 
@@ -187,7 +202,8 @@ class MicrovmBackend(LocalBackend):
         names = tuple(layer.name for layer in spec.layers)
         definition = self._definition(spec.policy.limits, disk=workspace.volume is not None)
         program = workspace.directory is not None
-        return vm.monitor_steps(definition, self._accelerator, program=program, layers=names)
+        accelerator = self._setup_of(spec.environment_id).accelerator
+        return vm.monitor_steps(definition, accelerator, program=program, layers=names)
 
     def _definition(self, limits: Limits, *, disk: bool) -> vm.VirtualMachine:
         operations, bandwidth = io_limits()
@@ -245,7 +261,9 @@ class MicrovmBackend(LocalBackend):
         try:
             if (counter := self._counters.get(environment_id)) is None:
                 pid = self.get(environment_id).running.handle.pid
-                counter = os.open(f"/proc/{pid}/fd/{vm.COUNTER_FD}", os.O_RDONLY | os.O_CLOEXEC)
+                counter = os.open(
+                    f"/proc/{pid}/fd/{vm.COUNTER_FD}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+                )
                 self._counters[environment_id] = counter
             return int(min(struct.unpack("<Q", os.pread(counter, 8, 0))[0], 1 << 31))
         except (OSError, struct.error):  # it has ended
@@ -264,9 +282,7 @@ class MicrovmBackend(LocalBackend):
             *workspace_limits(facts.workspace, facts.policy, rootful=True),
             Enforcement("network", True, "none", "a virtual machine without a network device"),
             Enforcement("users", True, "65536 ids of its own", "a user namespace, for the monitor too"),
-            Enforcement(
-                "kernel", True, f"Linux {self._release}", f"a virtual machine of its own: {self._how()}"
-            ),
+            self._kernel_row(live),
             Enforcement("seccomp", True, facts.policy.profile, f"a filter {inside}; another for the monitor"),
             Enforcement("no_new_privs", True, "on", "a flag of every process inside, and of the monitor"),
             Enforcement("capabilities", True, "on", "an empty bounding set of every process inside"),
@@ -281,10 +297,22 @@ class MicrovmBackend(LocalBackend):
             ]
         return rows
 
-    def _how(self) -> str:
-        if self._accelerator == "kvm":
-            return "QEMU with KVM"
-        return f"QEMU without KVM, which is slow ({self._emulated_because})"
+    def _kernel_row(self, live: Live) -> Enforcement:
+        """An earlier daemon may have started it, with another kernel or accelerator."""
+        release = self._setup.release if self._setup is not None else "of its own"
+        why = self._setup.note if self._setup is not None else ""
+        return Enforcement("kernel", True, f"Linux {release}", _monitor(_accelerator_of(live), why))
+
+
+def _accelerator_of(live: Live) -> str:
+    """As the arguments of the running monitor say."""
+    first = live.running.handle.pid
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for pid in Path(f"/proc/{first}/task/{first}/children").read_text().split():
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"-accel" in words:
+                return words[words.index(b"-accel") + 1].decode(errors="replace").partition(",")[0]
+    return ""
 
 
 def missing(kernel: initrd.Kernel | None = None) -> str:
@@ -322,3 +350,12 @@ def _kvm(descriptors: ExitStack) -> int:
     except OSError as error:
         raise LaunchFailed(f"{_KVM} cannot be used: {error.strerror}") from error
     return fd
+
+
+def _monitor(accelerator: str, why: str) -> str:
+    how = "QEMU with KVM" if accelerator == "kvm" else "QEMU without KVM, which is slow"
+    return f"{how} ({why})" if why else how
+
+
+def _how(setup: Setup) -> str:
+    return f"Linux {setup.release} in {_monitor(setup.accelerator, setup.note)}"

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import os
+import re
 import shutil
 import socket
 from asyncio.subprocess import DEVNULL, PIPE
@@ -73,7 +75,7 @@ class OciBackend(LocalBackend):
                 async with asyncio.timeout(PROBE_SECONDS):
                     self.release = await _release(self._runtime)
                     await self._try()
-                return Capabilities(True)
+                return Capabilities(True, detail=self._kernel())
             except (SkerryError, OSError, TimeoutError) as error:
                 why = str(error) or f"no answer within {PROBE_SECONDS:g} s"
                 reasons.append(f"{self._platform}: {why}")
@@ -191,7 +193,6 @@ class OciBackend(LocalBackend):
     def enforced(self, environment_id: str) -> list[Enforcement]:
         live, facts = self.get(environment_id), self._facts[environment_id]
         limits = facts.policy.limits
-        kernel = f"gVisor {self.release}, platform {self._platform}"
         with_runtime = "with {} for the runtime; at it the environment ends"
         rows = []
         for row in live.cgroup.enforced():
@@ -211,12 +212,15 @@ class OciBackend(LocalBackend):
             if facts.policy.network == "none"
             else Enforcement("network", True, "none", "a network namespace of the host with loopback alone"),
             Enforcement("users", True, "65536 ids of its own", "a user namespace, for the runtime too"),
-            Enforcement("kernel", True, kernel, "system calls are answered by a process of its own"),
+            Enforcement("kernel", True, self._kernel(), "system calls are answered by a process of its own"),
             Enforcement("seccomp", True, facts.policy.profile, "a filter in the environment's own kernel"),
             Enforcement("no_new_privs", True, "on", "a flag of every process inside"),
             Enforcement("capabilities", True, "on", "an empty bounding set of every process inside"),
             Enforcement("landlock", False, "", "gVisor has none"),
         ]
+
+    def _kernel(self) -> str:
+        return f"gVisor {self.release}{_age(self.release)}, platform {self._platform}"
 
     def _workspace_rows(self, facts: Facts) -> list[Enforcement]:
         rows = workspace_limits(facts.workspace, facts.policy, rootful=True)
@@ -241,3 +245,13 @@ def _write(path: str, content: bytes, mode: int) -> None:
         os.fchmod(file.fileno(), mode)
         file.write(content)
     os.rename(f"{path}.new", path)
+
+
+def _age(release: str) -> str:
+    """` (27 months old)` of a release that is named after its day."""
+    found = re.search(r"(20\d\d)(\d\d)\d\d", release)
+    if found is None:
+        return ""
+    today = datetime.date.today()
+    months = 12 * (today.year - int(found[1])) + today.month - int(found[2])
+    return f" ({months} months old)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import http.client
 import json
 import os
@@ -23,15 +24,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from skerry._version import VERSION
-from skerry.backends import microvm
-from skerry.backends.base import InstanceSpec
+from skerry.backends.base import Backend, InstanceSpec
+from skerry.backends.docker.backend import DockerBackend, DockerGvisorBackend
 from skerry.backends.machine import Machine
+from skerry.backends.microvm import MicrovmBackend
 from skerry.backends.namespace import NamespaceBackend
+from skerry.backends.oci import OciBackend
+from skerry.backends.registry import strength
 from skerry.daemon.watchdog import STALL
 from skerry.errors import SkerryError
 from skerry.guest.channel import Channel
 from skerry.guest.start import Start
-from skerry.host import initrd, plan, seccomp
+from skerry.host import plan, seccomp
 from skerry.host.cgroups import CgroupManager
 from skerry.host.launcher import Helper, try_steps
 from skerry.host.readback import landlock
@@ -58,15 +62,17 @@ class Check:
     status: str
     found: str
     fix: str = ""
+    isolation: str = ""
+    """That it has shown to work."""
 
 
 def run(home: Home) -> dict[str, object]:
     """All checks. The result is the answer of `skerry doctor --json`."""
     checks = list(_checks(home))
-    works = any(check.name == "environment" and check.status == OK for check in checks)
+    given = [check.isolation for check in checks if check.isolation]
     return {
         "version": VERSION,
-        "isolation": "namespace" if works else "none",
+        "isolation": max(given, key=strength, default="none"),
         "checks": [asdict(check) for check in checks],
     }
 
@@ -83,7 +89,7 @@ def _checks(home: Home) -> Iterator[Check]:
     yield _guarded("disk workspaces", WARNING, _volumes)
     yield _guarded("image building", WARNING, lambda: _image_building(home))
     yield from _environment()
-    yield _guarded("virtual machines", OK, _virtual_machines)
+    yield from _stronger()
     yield _guarded("event loop", WARNING, lambda: _event_loop(home))
 
 
@@ -283,11 +289,25 @@ def _event_loop(home: Home) -> Check:
     )
 
 
-def _virtual_machines() -> Check:
-    """An option, so that it is fine without."""
-    if reason := microvm.missing():
-        return Check("virtual machines", OK, f"isolation `microvm` is not available: {reason}")
-    return Check("virtual machines", OK, f"isolation `microvm`: kernel {initrd.find_kernel().release}")
+def _stronger() -> Iterator[Check]:
+    """The other backends, each tried. They are options, so that it is fine without."""
+    with tempfile.TemporaryDirectory(prefix="skerry-doctor-") as directory:
+        for kind in (OciBackend, DockerBackend, DockerGvisorBackend, MicrovmBackend):
+            yield _guarded(kind.name, OK, functools.partial(_try, kind, directory))
+
+
+def _try(kind: Callable[[Machine], Backend], directory: str) -> Check:
+    async def probe() -> Check:
+        backend = kind(Machine(directory))
+        try:
+            found = await backend.capabilities()
+        finally:
+            await backend.close()
+        gives = f"isolation `{backend.isolation}`"
+        text = f"{gives}: {found.detail}" if found.available else f"{gives} is not available: {found.reason}"
+        return Check(backend.name, OK, text, isolation=backend.isolation if found.available else "")
+
+    return asyncio.run(probe())
 
 
 def _environment() -> Iterator[Check]:
@@ -297,7 +317,8 @@ def _environment() -> Iterator[Check]:
     def start() -> Check:
         with tempfile.TemporaryDirectory(prefix="skerry-doctor-") as directory:
             seconds = asyncio.run(_start_one(directory, enforced))
-        return Check("environment", OK, f"started, ran a command and removed in {seconds * 1000:.0f} ms")
+        text = f"started, ran a command and removed in {seconds * 1000:.0f} ms"
+        return Check("environment", OK, text, isolation=NamespaceBackend.isolation)
 
     yield _guarded("environment", FAILURE, start)
     if (row := enforced.get("shared_files")) is not None:

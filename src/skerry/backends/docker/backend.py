@@ -115,7 +115,11 @@ class DockerBackend:
             return Capabilities(
                 False, f"the Docker Engine at {where} starts nothing within {PROBE_SECONDS:g} s"
             )
-        return Capabilities(True, rootless="name=rootless" in info.get("SecurityOptions", ()))
+        return Capabilities(
+            True,
+            rootless="name=rootless" in info.get("SecurityOptions", ()),
+            detail=f"Docker Engine {info['ServerVersion']} at {self._engine.endpoint.host}",
+        )
 
     async def _check(self, info: Mapping[str, Any]) -> None:
         """Raises IsolationUnavailable."""
