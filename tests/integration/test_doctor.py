@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,9 @@ import pytest
 from skerry.daemon import doctor
 from skerry.host import launcher
 from skerry.images import preflight
+from skerry.policy import ISOLATIONS
 from skerry.settings import Home
+from tests import support
 from tests.support import Nobody
 
 
@@ -30,7 +33,7 @@ def test_this_machine_can_run_environments(home: Path) -> None:
     )
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert report["isolation"] == "namespace"
+    assert report["isolation"] in ISOLATIONS
     found = checks(report)
     assert found["environment"]["status"] == found["user namespaces"]["status"] == "ok"
     assert all(check["fix"] for check in found.values() if check["status"] != "ok")
@@ -43,6 +46,17 @@ def test_it_works_for_a_plain_user_and_names_what_is_weaker(as_nobody: Nobody) -
     found = checks(report)
     assert found["disk workspaces"]["status"] == "warning"
     assert "root" in found["disk workspaces"]["fix"]
+
+
+@pytest.mark.root
+def test_other_backends_are_tried_and_the_age_of_gvisor_is_told(home: Path) -> None:
+    support.require("runsc")
+    report = doctor.run(Home(str(home)))
+    assert report["isolation"] in ("gvisor", "microvm")
+    found = checks(report)
+    assert re.search(r"`gvisor`: gVisor \S*20\d{6}\S* \(\d+ months old\), platform ", found["oci"]["found"])
+    assert "isolation `namespace` is not available: no Docker Engine" in found["docker"]["found"]
+    assert "isolation `microvm`" in found["microvm"]["found"]
 
 
 def test_a_missing_helper_is_a_failure_with_its_fix(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
