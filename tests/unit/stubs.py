@@ -233,6 +233,7 @@ class StubBackend:
     name = "stub"
     isolation = "namespace"
     gates = True
+    ahead = True
 
     def __init__(self) -> None:
         self.living: set[str] = set()

@@ -120,6 +120,21 @@ async def test_the_weakest_is_probed_at_once_and_the_others_later(monkeypatch: p
 
 
 @asynchronous
+async def test_what_a_probe_would_change_is_probed_by_the_first_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "PROBE_AFTER", 0.0)
+    ns, foreign, vm = backend("ns", "namespace"), backend("foreign", "gvisor"), backend("vm", "microvm")
+    foreign.ahead = False
+    found = Registry([ns, foreign, vm])
+    found.begin()
+    await until(lambda: found.known("microvm") is vm)
+    assert found.known("gvisor") is None
+    assert (await found.pick("gvisor"))[0] is foreign
+    await found.close()
+
+
+@asynchronous
 async def test_the_operators_choice_serves_everything_and_says_what_it_is() -> None:
     found, _ = await Registry([backend("fake", "none")], chosen=True).pick("microvm")
     assert (found.name, found.isolation) == ("fake", "none")

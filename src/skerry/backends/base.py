@@ -81,6 +81,8 @@ class Backend(Protocol):
     """What it gives where it is available: `none`, or one of policy.ISOLATIONS."""
     gates: bool
     """True if it has `gate`."""
+    ahead: bool
+    """True if it may be tried before anybody asks for it: nothing but this home is changed by that."""
 
     async def capabilities(self) -> Capabilities:
         """Find out by trying. Takes as long as that takes, up to a deadline of its own."""

@@ -31,6 +31,7 @@ class FakeBackend:
     name = "fake"
     isolation = "none"
     gates = True
+    ahead = True
 
     def __init__(self, home: str) -> None:
         """Raises IsolationUnavailable when the native helper was not built."""

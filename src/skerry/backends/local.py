@@ -61,6 +61,7 @@ class LocalBackend(ABC):
     name: str
     isolation: str
     gates = True
+    ahead = True
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

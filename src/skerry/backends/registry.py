@@ -42,12 +42,13 @@ class Registry:
         return next((backend for backend in self.backends if backend.name == name), None)
 
     def begin(self) -> None:
-        """Probe all in the background, so that no later request has to wait for it: the weakest at once."""
+        """Probe in the background, so that no request has to wait for it: the weakest backend at once, then those
+        that may be tried ahead."""
         loop = asyncio.get_running_loop()
         for number, backend in enumerate(self.backends):
             if number == 0:
                 self.doubt(backend)
-            else:
+            elif backend.ahead:
                 self._later.append(loop.call_later(PROBE_AFTER, self._unless_known, backend))
 
     async def close(self) -> None:

@@ -87,6 +87,7 @@ class DockerBackend:
     """Of the engine; its default, if empty."""
     gvisor = False
     gates = True
+    ahead = False  # a trial leaves an image in the engine, which is not ours
 
     def __init__(self, machine: Machine, endpoint: Endpoint | None = None) -> None:
         """The engine is at `endpoint`, or where the environment variables say."""
