@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -70,6 +71,7 @@ int sk_relay_main(const char *path)
         return 2;
     strcpy(address.sun_path, path);
     signal(SIGPIPE, SIG_IGN);
+    prctl(PR_SET_NAME, "skerry-relay", 0, 0, 0);
     int guest = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (guest < 0 || connect(guest, (struct sockaddr *)&address, sizeof address) < 0) {
         perror("relay");

@@ -89,7 +89,7 @@ KINDS = (
     Kind(
         "docker-runsc",
         lambda home: DockerGvisorBackend(Machine(home), Endpoint(dockerd.shared.get().host)),
-        frozenset({"isolated", "own_root", "plain_user", "counters", "users"}),
+        frozenset({"isolated", "own_root", "plain_user", "counters"}),
         always=frozenset({"test_users"}),
     ),
     Kind(

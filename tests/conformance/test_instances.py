@@ -343,7 +343,8 @@ async def test_an_isolated_instance_sees_only_its_own_processes(site: Site) -> N
     async with site.box() as box:
         listing = await box.sh("exec grep -h ^Name /proc/[0-9]*/status")
         names = sorted(line.split()[1] for line in listing.stdout.decode().splitlines())
-        assert names == ["grep", "skerry-init", "skerry-watch"]
+        # An engine connects the daemon to a guest of gVisor's by a relay inside.
+        assert [name for name in names if name != "skerry-relay"] == ["grep", "skerry-init", "skerry-watch"]
 
 
 @pytest.mark.requirement("R35")

@@ -41,21 +41,21 @@ def files(*, gvisor: bool) -> dict[str, tuple[bytes, int]]:
     return found
 
 
-def init_as_root(profile: str, limits: Limits, orphan: float, *, unmount: bool = True) -> list[str]:
+def init_as_root(profile: str, limits: Limits, orphan: float, *, users: bool = True) -> list[str]:
     """The arguments where the guest begins as root of gVisor's kernel.
 
-    It becomes appuser, and keeps what it needs to switch users. At CGROUPS it needs cgroups (v1) that root can write;
-    nobody sees them from then on, with `unmount`, for which root needs CAP_SYS_ADMIN.
+    At CGROUPS it needs cgroups (v1) that root can write. It becomes appuser. With `users` it keeps what it needs to
+    switch users, and hides the cgroups, for which root needs CAP_SYS_ADMIN; else appuser is the only one inside.
     """
     return _arguments(
         *_listening(profile),
         ("processes", CGROUPS, str(limits.pids)),
-        *([("unmount", CGROUPS)] if unmount else []),
+        *([("unmount", CGROUPS)] if users else []),
         ("bounding",),
-        ("drop", str(plan.UID), str(plan.GID), str(plan.CAPABILITIES_KEPT)),
-        ("shield", _SHIELD),
+        ("drop", str(plan.UID), str(plan.GID), str(plan.CAPABILITIES_KEPT if users else 0)),
+        *([("shield", _SHIELD)] if users else []),
         ("confine", _FILTER_SLOT),
-        plan.guest_step(limits, orphan, switch=True, gvisor=True, data=str(limits.memory)),
+        plan.guest_step(limits, orphan, switch=users, gvisor=True, data=str(limits.memory)),
     )
 
 

@@ -329,9 +329,7 @@ class DockerBackend:
         return name, host, [bind.source for bind in host if not bind.beside and not self.gvisor]
 
     def _empty(self) -> str:
-        """An empty directory for overlays; none where locks inside reach nobody outside anyway. Raises LaunchFailed."""
-        if self.gvisor:
-            return ""
+        """An empty directory for overlays. Raises LaunchFailed."""
         path = f"{self._machine.home}/docker/empty"
         try:
             os.makedirs(path, mode=0o755, exist_ok=True)

@@ -21,7 +21,7 @@ RELAY_USER = "65534:65534"
 _ENGINES_MASKED = ("/proc/asound", "/proc/acpi", "/proc/scsi", "/sys/firmware")
 """What engines mask by themselves and must be named when more is masked; the rest is in plan.MASKED."""
 _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
-_ROOTS_CAPABILITIES = ("KILL", "SETGID", "SETPCAP", "SETUID")
+_ROOTS_CAPABILITIES = ("SETGID", "SETPCAP", "SETUID")
 """Of the guest's start in a kernel that is not the host's."""
 
 
@@ -75,7 +75,7 @@ class Container:
 
     def _init(self) -> list[str]:
         if self.gvisor:
-            return injected.init_as_root(self.profile, self.limits, self.orphan, unmount=False)
+            return injected.init_as_root(self.profile, self.limits, self.orphan, users=False)
         return injected.init_as_user(self.profile, self.limits, self.orphan)
 
     def _host_config(self) -> dict[str, Any]:
