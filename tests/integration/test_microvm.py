@@ -129,9 +129,9 @@ def test_monitor_is_confined_like_an_environment(place: Place, box: Box) -> None
 
 def test_monitor_sees_no_files_but_what_it_needs(place: Place, box: Box) -> None:
     found = processes(place.home, box.id)
-    inside = {*vm.LINKED, "boot", "ctl", "dev", "export", "kvm", "proc", "usr"}
+    inside = {*vm.LINKED, "boot", "ctl", "dev", "export", "kvm", "proc", "program", "usr"}
     assert set(os.listdir(f"/proc/{found['qemu-system-x86']}/root")) <= inside
-    assert set(os.listdir(f"/proc/{found['virtiofsd']}/root")) == {"layers", "rootfs", "workspace"}
+    assert set(os.listdir(f"/proc/{found['virtiofsd']}/root")) == {"layers", "rootfs"}
     for name in ("qemu-system-x86", "virtiofsd"):
         root = f"/proc/{found[name]}/root"
         rows = Path(f"/proc/{found[name]}/mountinfo").read_text().splitlines()
@@ -197,10 +197,8 @@ def test_machine_that_never_answers_is_ended_at_the_deadline(
 
 
 def test_machine_whose_kernel_fails_tells_why(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_init(cls: type[vm.VirtualMachine], *_: Any, **options: Any) -> vm.VirtualMachine:
-        return cls(
-            1, 256 * MIB, options["disk"], line="console=ttyS0 panic=-1 reboot=t rdinit=/none root=/none"
-        )
+    def without_init(cls: type[vm.VirtualMachine], *_: Any, **__: Any) -> vm.VirtualMachine:
+        return cls(1, 256 * MIB, disk=False, line="console=ttyS0 panic=-1 reboot=t rdinit=/none root=/none")
 
     monkeypatch.setattr(vm.VirtualMachine, "of", classmethod(without_init))
     with pytest.raises(LaunchFailed, match="the virtual machine ended") as failed:

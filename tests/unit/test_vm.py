@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 
 import pytest
@@ -18,8 +19,8 @@ def rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vm, "tick_rate", lambda: 2_600_000)
 
 
-def definition(*, disk: bool = False) -> VirtualMachine:
-    return VirtualMachine.of(LIMITS, disk=disk, disk_operations=4000, disk_bytes=MIB)
+def definition(*, disk: bool = False, program: bool = False) -> VirtualMachine:
+    return VirtualMachine.of(LIMITS, disk=disk, program=program, disk_operations=4000, disk_bytes=MIB)
 
 
 def steps(encoded: bytes) -> list[list[str]]:
@@ -36,7 +37,7 @@ def test_machine_has_the_limit_of_memory_beside_its_kernel_and_whole_cpus() -> N
     made = definition()
     assert made.memory >= LIMITS.memory + vm.KERNEL_MEMORY
     assert made.memory % MIB == 0
-    assert made.cpus == 2
+    assert made.cpus == min(2, os.cpu_count() or 1)
 
 
 def test_machine_has_no_device_that_is_not_named() -> None:
@@ -61,12 +62,12 @@ def test_emulated_machine_is_told_how_fast_its_counter_is() -> None:
 
 
 def test_arguments_fit_into_a_step() -> None:
-    encoded = vm.monitor_steps(definition(disk=True), "tcg", program=False, layers=("a", "b"))
+    encoded = vm.monitor_steps(definition(disk=True), "tcg", ("a", "b"))
     assert max(len(step) for step in steps(encoded)) <= 96
 
 
 def test_monitor_is_started_last_and_without_privileges() -> None:
-    order = [step[0] for step in steps(vm.monitor_steps(definition(), "tcg", program=True, layers=()))]
+    order = [step[0] for step in steps(vm.monitor_steps(definition(program=True), "tcg", ()))]
     assert order.index("serve") < order.index("bounding") < order.index("drop") < order.index("confine")
     assert order[-1] == "machine"
 
@@ -81,6 +82,16 @@ def test_workload_is_confined_in_the_machine_as_it_is_without_one() -> None:
     assert names.index("enter") < names.index("users") < names.index("drop") < names.index("confine")
     assert names[-1] == "guest"
     assert ["tree", "2", "/export/layers/layer", "ro"] in inner
+
+
+def test_program_has_a_server_of_its_own() -> None:
+    arguments = definition(program=True).qemu("tcg")
+    assert any(word.endswith("tag=program") for word in arguments)
+    assert not any(word.endswith("tag=program") for word in definition().qemu("tcg"))
+    mounts = [
+        step for step in steps(vm.inner_steps(vm.PROGRAM, LIMITS, 60.0, "default", ())) if step[0] == "mount"
+    ]
+    assert [step[2:4] for step in mounts] == [["export", "/export"], ["program", "/program"]]
 
 
 def test_workspace_on_disk_belongs_to_the_user() -> None:

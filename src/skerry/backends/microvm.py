@@ -200,14 +200,16 @@ class MicrovmBackend(LocalBackend):
 
     def rest_steps(self, spec: InstanceSpec, workspace: plan.Workspace) -> bytes:
         names = tuple(layer.name for layer in spec.layers)
-        definition = self._definition(spec.policy.limits, disk=workspace.volume is not None)
-        program = workspace.directory is not None
+        disk, program = workspace.volume is not None, workspace.directory is not None
+        definition = self._definition(spec.policy.limits, disk=disk, program=program)
         accelerator = self._setup_of(spec.environment_id).accelerator
-        return vm.monitor_steps(definition, accelerator, program=program, layers=names)
+        return vm.monitor_steps(definition, accelerator, names)
 
-    def _definition(self, limits: Limits, *, disk: bool) -> vm.VirtualMachine:
+    def _definition(self, limits: Limits, *, disk: bool = False, program: bool = False) -> vm.VirtualMachine:
         operations, bandwidth = io_limits()
-        return vm.VirtualMachine.of(limits, disk=disk, disk_operations=operations, disk_bytes=bandwidth)
+        return vm.VirtualMachine.of(
+            limits, disk=disk, program=program, disk_operations=operations, disk_bytes=bandwidth
+        )
 
     async def workspace(
         self, kind: str, policy: Policy, blank: Blank, fds: Descriptors, descriptors: ExitStack
@@ -226,7 +228,7 @@ class MicrovmBackend(LocalBackend):
         return os.stat(f"/proc/{live.running.handle.pid}/fd/{vm.DISK_FD}").st_blocks * 512
 
     def charged(self, limits: Limits) -> Limits:
-        memory = self._definition(limits, disk=False).memory + OVERHEAD
+        memory = self._definition(limits).memory + OVERHEAD
         return replace(limits, memory=memory, pids=THREADS)
 
     def fixed(self, policy: Policy) -> tuple[object, ...]:

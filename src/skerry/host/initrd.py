@@ -29,7 +29,7 @@ KEPT = 3
 """Versions that stay on disk, the latest ones."""
 _INSTALL = f"install one (Debian: `apt-get install linux-image-cloud-amd64`), or set {KERNEL} to its path"
 _BOOT = Path("/boot")
-_DIRECTORIES = ("cgroups", "dev", "disk", "export", "modules", "proc", "profiles")
+_DIRECTORIES = ("cgroups", "dev", "disk", "export", "modules", "proc", "profiles", "program")
 _MODULE_NAME = re.compile(r"(.+)\.ko(?:\.gz|\.xz)?")
 
 

@@ -7,12 +7,12 @@ first process, too, and the guest is its child (see native/launch.c).
 The environment's root, a directory that all of them share and none can write:
 
     /usr, /lib, ...   the host's programs    /export/rootfs     the image
-    /boot             kernel, RAM disk       /export/workspace  a workspace that can only be read
-    /ctl              the server's socket    /export/layers     what can only be read below /run
+    /boot             kernel, RAM disk       /export/layers     what can only be read below /run
+    /ctl              the servers' sockets   /program           a workspace that can only be read
     /dev, /proc
 
-The machine has the file system /export from the server (virtio-fs), a disk for the workspace if it is to be on disk,
-a serial port, and nothing else.
+The machine has /export, and /program if there is one, from a file server each (virtio-fs), a disk for the workspace if
+it is to be on disk, a serial port, and nothing else.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _DIRECTORIES = (
     "dev",
     "export/layers",
     "export/rootfs",
-    "export/workspace",
     "kvm",
     "proc",
+    "program",
     "usr",
 )
 
@@ -56,8 +56,8 @@ _SERVER_FILES = 1 << 20
 # Descriptors that `native/machine.c` has at these numbers, and those of the monitor.
 COUNTER_FD, DISK_FD = 8, 9
 _MONITOR_WIRE, _MONITOR_DISK, _SERVED = 3, 4, 3
-_TAG = "skerry"
-_SERVER_SOCKET = "/ctl/files.sock"
+_SERVED_DIRECTORIES = {"export": "always", "program": "auto"}
+"""By tag, how long the machine remembers what it has seen: what comes into /program later must be found."""
 _SERVER_LACKS = ("chown", "dac_override", "fowner", "fsetid", "setgid", "setuid", "mknod", "setfcap")
 
 # Slots of `monitor_steps`.
@@ -79,6 +79,7 @@ class VirtualMachine:
     cpus: int
     memory: int
     disk: bool
+    program: bool = False
     kernel: str = "/boot/kernel"
     initrd: str = "/boot/initrd"
     line: str = _KERNEL_LINE
@@ -87,11 +88,23 @@ class VirtualMachine:
     disk_bytes: int = 0
 
     @classmethod
-    def of(cls, limits: Limits, *, disk: bool, disk_operations: int, disk_bytes: int) -> VirtualMachine:
+    def of(
+        cls, limits: Limits, *, disk: bool, program: bool, disk_operations: int, disk_bytes: int
+    ) -> VirtualMachine:
         memory = (limits.memory + KERNEL_MEMORY + limits.memory // 32 + MIB - 1) // MIB * MIB
         return cls(
-            math.ceil(limits.cpus), memory, disk, disk_operations=disk_operations, disk_bytes=disk_bytes
+            min(math.ceil(limits.cpus), os.cpu_count() or 1),
+            memory,
+            disk,
+            program,
+            disk_operations=disk_operations,
+            disk_bytes=disk_bytes,
         )
+
+    @property
+    def directories(self) -> list[str]:
+        """The tags of those that it gets from a server."""
+        return ["export", "program"] if self.program else ["export"]
 
     def qemu(self, accelerator: str) -> list[str]:
         """The arguments of QEMU, `kvm` or `tcg`."""
@@ -127,9 +140,10 @@ class VirtualMachine:
             *("-chardev", "stdio,id=log,signal=off", "-serial", "chardev:log"),
             *("-chardev", f"socket,id=wire,fd={_MONITOR_WIRE}"),
             *("-device", "virtio-serial-device", "-device", "virtserialport,chardev=wire"),
-            *("-chardev", f"socket,id=files,path={_SERVER_SOCKET}"),
-            *("-device", f"vhost-user-fs-device,chardev=files,tag={_TAG}"),
         ]
+        for tag in self.directories:
+            found += ["-chardev", f"socket,id={tag},path=/ctl/{tag}"]
+            found += ["-device", f"vhost-user-fs-device,chardev={tag},tag={tag}"]
         if self.disk:
             given = {
                 **{f"iops-{way}": self.disk_operations for way in ("read", "write")},
@@ -198,9 +212,7 @@ def root_steps(root: plan.Root, *, kvm: bool) -> bytes:
     )
 
 
-def monitor_steps(
-    definition: VirtualMachine, accelerator: str, *, program: bool, layers: tuple[str, ...]
-) -> bytes:
+def monitor_steps(definition: VirtualMachine, accelerator: str, layers: tuple[str, ...]) -> bytes:
     """The steps after `root_steps`.
 
     To send along: the log, the pipe for answers, the machine's steps, the counter, the seccomp program, then the disk
@@ -208,25 +220,21 @@ def monitor_steps(
     """
     slot = _FIRST
     steps: list[Step] = [("tmpfs", "ctl", "mode=0755,size=64k,nr_inodes=16", "noexec")]
-    if program:
-        steps.append(("place", str(slot), "export/workspace"))
-    slot += program or definition.disk
+    if definition.program:
+        steps.append(("place", str(slot), "program"))
+    slot += definition.program or definition.disk
     if layers:
         steps.append(("tmpfs", "export/layers", "mode=0755,size=4k,nr_inodes=64", "noexec"))
     for number, name in enumerate(layers, slot):
         steps += [("dir", f"export/layers/{name}", "0755"), ("place", str(number), f"export/layers/{name}")]
-    cache = "auto" if program else "always"  # what is not there yet must be found later
-    lacks = ":".join(f"-{name}" for name in _SERVER_LACKS)
-    options = f"source=/export,sandbox=chroot,modcaps={lacks},cache={cache},log_level=err"
-    serve = (SERVER, "-f", f"--fd={_SERVED}", "--rlimit-nofile=0", "-o", options)
+    serve = [step for tag in definition.directories for step in _serve(tag)]
     disk = str(_FIRST) if definition.disk else "-"
     slots = (str(_ANSWERS), str(_LOG), str(_STEPS), str(_COUNTER), disk)
     return encode_steps(
         [
             *steps,
             ("enter",),
-            ("serve", str(_LOG), _SERVER_SOCKET, *serve),
-            ("chown", _SERVER_SOCKET, str(plan.UID), str(plan.GID)),
+            *serve,
             ("bounding",),
             ("drop", str(plan.UID), str(plan.GID), "0"),
             ("allow", "/", "ro"),
@@ -236,6 +244,17 @@ def monitor_steps(
             ("machine", *slots, *definition.qemu(accelerator)),
         ]
     )
+
+
+def _serve(tag: str) -> list[Step]:
+    lacks = ":".join(f"-{name}" for name in _SERVER_LACKS)
+    cache = _SERVED_DIRECTORIES[tag]
+    options = f"source=/{tag},sandbox=chroot,modcaps={lacks},cache={cache},log_level=err"
+    server = (SERVER, "-f", f"--fd={_SERVED}", "--rlimit-nofile=0", "-o", options)
+    return [
+        ("serve", str(_LOG), f"/ctl/{tag}", *server),
+        ("chown", f"/ctl/{tag}", str(plan.UID), str(plan.GID)),
+    ]
 
 
 def inner_steps(
@@ -248,9 +267,10 @@ def inner_steps(
             ("mount", "ext4", "/dev/vda", "/disk", "noatime", _DISK_OPTIONS),
             ("chown", f"/disk/{workspace.volume}", str(plan.UID), str(plan.GID)),
         ]
+    tags = ["export", "program"] if workspace == PROGRAM else ["export"]
     begin: list[Step] = [
         ("listen", "/guest.sock"),
-        ("mount", "virtiofs", _TAG, "/export", "ro", ""),
+        *(("mount", "virtiofs", tag, f"/{tag}", "ro", "") for tag in tags),
         *disk,
         ("write", f"{_GROUP}/memory.max", str(limits.memory)),
         ("write", f"{_GROUP}/pids.max", str(limits.pids)),
@@ -269,5 +289,5 @@ def inner_steps(
     return encode_steps(begin) + plan.stage() + encode_steps(root) + rest.encode()
 
 
-PROGRAM = plan.Workspace(directory="/export/workspace", read_only=True)
+PROGRAM = plan.Workspace(directory="/program", read_only=True)
 """The workspace of a machine that `deliver` brings a program to."""
