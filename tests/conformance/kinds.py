@@ -84,7 +84,7 @@ KINDS = (
         _LINUX
         | {"isolated", "own_root", "plain_user", "pids", "counters"}
         | ({"path_rules"} if not readback.path_rules() else set()),
-        always=frozenset({"test_instances", "test_users"}),
+        always=frozenset({"test_instances", "test_programs"}),
     ),
     Kind(
         "docker-runsc",

@@ -17,7 +17,7 @@ from tests.integration.daemon import Daemon, started
 from tests.integration.networks import INTERNAL, OTHER, PUBLIC, contained, fetch, world
 from tests.integration.roots import rootfs
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.slow]
 KINDS = ["docker", "docker-runsc"]
 CYCLES = [5, pytest.param(100, marks=pytest.mark.soak)]
 PYTHON = "import sys; print(sys.version_info.major)"

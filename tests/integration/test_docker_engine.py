@@ -71,6 +71,7 @@ def test_a_runtime_that_the_engine_lacks_is_named(home: Path, monkeypatch: pytes
     assert "runsc install" in said
 
 
+@pytest.mark.soak
 @pytest.mark.requirement("R91")
 def test_an_engine_that_is_killed_and_comes_back(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with engine_of_its_own() as engine:

@@ -97,6 +97,9 @@ class DockerBackend:
         self._stock = Stock(self._engine, self._home, gvisor=self.gvisor)
         self._relays = Relays(self._engine)
         self._live: dict[str, LiveContainer] = {}
+        self._folder = f"{machine.home}/docker"
+        """There from the first probe on: without it, this home has no containers."""
+        self._rootful = machine.rootful
         self._local: bool | None = None
         """True if the engine's processes and files are this machine's; None: not known yet."""
         machine.enter(self.written)
@@ -147,7 +150,7 @@ class DockerBackend:
 
     async def _try(self) -> None:
         """Start the smallest environment there is. Raises SkerryError."""
-        base = f"{self._machine.home}/docker/base"
+        base = f"{self._folder}/base"
         try:
             for name in ("dev", "etc", "proc", "run", "sys", "tmp", "workspace"):
                 os.makedirs(f"{base}/{name}", mode=0o755, exist_ok=True)
@@ -317,8 +320,8 @@ class DockerBackend:
     async def _root(self, image: Image) -> tuple[str, builtins.list[Bind], builtins.list[str]]:
         """The engine's image, parts of the host to be mounted on it, and those whose locks environments share."""
         if image.rootfs is not None:
-            as_root = os.geteuid() != 0
-            return await self._stock.image(image.digest, str(image.rootfs), as_root=as_root), [], []
+            tree = str(image.rootfs)
+            return await self._stock.image(image.digest, tree, as_root=not self._rootful), [], []
         self._require_local("the image 'host' shows files of the daemon's machine")
         try:
             tree, parts = await asyncio.to_thread(self._machine.host_roots.current)
@@ -330,7 +333,7 @@ class DockerBackend:
 
     def _empty(self) -> str:
         """An empty directory for overlays. Raises LaunchFailed."""
-        path = f"{self._machine.home}/docker/empty"
+        path = f"{self._folder}/empty"
         try:
             os.makedirs(path, mode=0o755, exist_ok=True)
         except OSError as error:
@@ -368,7 +371,7 @@ class DockerBackend:
 
     def fixed(self, policy: Policy) -> tuple[object, ...]:
         limits = policy.limits
-        by_kernel = bool(self._local) and os.geteuid() == 0
+        by_kernel = bool(self._local) and self._rootful
         return (
             policy.profile,
             self._workspace_kind(policy),
@@ -388,14 +391,14 @@ class DockerBackend:
 
     def share(self, environment_id: str, group: str) -> None:
         live = self._live.get(environment_id)
-        if live is not None and live.cgroup is not None:
+        if live is not None and live.cgroup is not None and self._rootful:
             self._machine.cpu_shares.add(group, environment_id, live.cgroup)
 
     async def adopt(self, spec: InstanceSpec) -> Instance:
         live = self._live[spec.environment_id] = await self._look(spec.environment_id, spec.policy)
         if live.running is not None:
             self._local = True
-        if live.cgroup is not None:
+        if live.cgroup is not None and self._rootful:
             live.cgroup.weigh(1)
         return Instance(spec.environment_id, live.workspace, "/workspace")
 
@@ -413,7 +416,7 @@ class DockerBackend:
             live.close()
 
     async def _connect(self, live: LiveContainer) -> socket.socket:
-        if live.running is not None and os.geteuid() == 0 and not self.gvisor:
+        if live.running is not None and self._rootful and not self.gvisor:
             return connect_inside(live.running.handle.pid, injected.SOCKET)
         # Inside gVisor the socket belongs to root, and root there is nobody on the host.
         return await self._relays.open(live.container, "0:0" if self.gvisor else container.RELAY_USER)
@@ -424,7 +427,7 @@ class DockerBackend:
             raise IsolationUnavailable(
                 "its kernel has no network", hint="ask for backend 'oci', or for network 'none'"
             )
-        if live.running is None or os.geteuid() != 0:
+        if live.running is None or not self._rootful:
             raise IsolationUnavailable(
                 "its network is out of reach: that takes a daemon that runs as root on the engine's machine",
                 hint="ask for network 'none', or run the daemon there",
@@ -459,7 +462,7 @@ class DockerBackend:
             await self._remove(environment_id)
         except IsolationUnavailable:
             # Nothing of it runs on, at least; the engine's record of it is removed when it answers again.
-            if live is not None and live.running is not None and os.geteuid() == 0:
+            if live is not None and live.running is not None and self._rootful:
                 await live.running.kill()
             raise
         hit("delete.killed")
@@ -504,6 +507,8 @@ class DockerBackend:
             await asyncio.wait((live.watch,))
 
     async def list(self) -> list[str]:
+        if not await asyncio.to_thread(os.path.isdir, self._folder):
+            return []
         found = {*list_directories(self._machine.instances)}
         if not self._engine.endpoint.trouble():
             labels = [f"{container.HOME}={self._home}", f"{container.BACKEND}={self.name}"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import os
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -106,15 +108,21 @@ class EngineClient:
         self.endpoint = endpoint
         self._docker: Docker | None = None
 
-    def _client(self) -> Docker:
-        """Raises IsolationUnavailable."""
-        if self._docker is None:
+    async def _load(self) -> None:
+        """Import the library, which takes a third of a second, in a thread. Raises IsolationUnavailable."""
+        if "aiodocker" not in sys.modules:
             try:
-                import aiodocker
+                await asyncio.to_thread(importlib.import_module, "aiodocker")
             except ImportError as error:
                 raise IsolationUnavailable(
                     "the client of Docker's API is not installed", hint="pip install 'skerry[docker]'"
                 ) from error
+
+    def _client(self) -> Docker:
+        """Raises IsolationUnavailable."""
+        if self._docker is None:
+            import aiodocker
+
             self._docker = aiodocker.Docker(url=self.endpoint.url(), ssl_context=self.endpoint.tls())
         return self._docker
 
@@ -188,6 +196,7 @@ class EngineClient:
     @contextlib.asynccontextmanager
     async def _translated(self, seconds: float | None) -> AsyncIterator[None]:
         """Raises EngineRefused, IsolationUnavailable."""
+        await self._load()
         import aiohttp
         from aiodocker.exceptions import DockerError
 
