@@ -134,7 +134,8 @@ class VirtualMachine:
             ),
             *("-object", f"memory-backend-memfd,id=ram,size={size},share=on"),
             *("-accel", "kvm" if kvm else f"tcg,thread=multi,tb-size={_TRANSLATIONS}"),
-            *("-cpu", "host" if kvm else "max"),
+            # Emulated, a `rep movsb` moves a byte at a time: the kernel shall use larger units.
+            *("-cpu", "host" if kvm else "max,-erms,-fsrm"),
             *("-kernel", self.kernel, "-initrd", self.initrd),
             *("-append", self.line if kvm else f"tsc_early_khz={tick_rate()} {self.line}"),
             *("-chardev", "stdio,id=log,signal=off", "-serial", "chardev:log"),
