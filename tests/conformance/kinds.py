@@ -32,6 +32,7 @@ GIVES = {
     "pids": "a limit of processes that holds",
     "counters": "the kernel's counters of what it uses",
     "users": "more than one user inside",
+    "protected": "a process 1 that its workload cannot kill",
     "host_kernel": "the host's kernel",
     "host_processes": "processes that the host sees one by one",
     "terminals": "a /dev/tty, and a raw terminal without signals",
@@ -59,7 +60,7 @@ class Kind:
 
 
 _AS_ROOT = os.geteuid() == 0
-_LINUX = frozenset({"host_kernel", "host_processes", "terminals", "nameless", "landlock"})
+_LINUX = frozenset({"protected", "host_kernel", "host_processes", "terminals", "nameless", "landlock"})
 """Of the host's own kernel."""
 
 KINDS = (
@@ -75,7 +76,7 @@ KINDS = (
     Kind(
         "oci",
         lambda home: OciBackend(Machine(home)),
-        frozenset({"isolated", "own_root", "plain_user", "counters", "users", "prepared"}),
+        frozenset({"isolated", "own_root", "plain_user", "counters", "users", "protected", "prepared"}),
         always=frozenset({"test_instances", "test_shell_state", "test_users"}),
     ),
     Kind(
@@ -95,7 +96,9 @@ KINDS = (
     Kind(
         "microvm",
         lambda home: MicrovmBackend(Machine(home), machines.kernel()),
-        frozenset({"isolated", "own_root", "plain_user", "pids", "users", "terminals", "nameless"}),
+        frozenset(
+            {"isolated", "own_root", "plain_user", "pids", "users", "protected", "terminals", "nameless"}
+        ),
         slowness=6.0,
         always=frozenset({"test_faults", "test_users"}),
     ),

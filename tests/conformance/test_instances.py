@@ -310,11 +310,14 @@ async def test_usage_counts_processes(box: Box) -> None:
 async def test_the_peak_of_memory_can_be_measured_anew(box: Box) -> None:
     await box.sh("head -c 200000000 /dev/zero | tail -c 200000000 | wc -c")
     high = (await box.backend.usage(box.id)).memory_peak_bytes
-    box.backend.reset_peak(box.id)
-    low = (await box.backend.usage(box.id)).memory_peak_bytes
     assert high is not None
-    assert low is not None
-    assert high - low > 100 * MIB
+
+    async def low() -> bool:  # gVisor gives memory back a little later
+        box.backend.reset_peak(box.id)
+        again = (await box.backend.usage(box.id)).memory_peak_bytes
+        return again is not None and high - again > 100 * MIB
+
+    await eventually(low)
 
 
 async def test_a_restarted_daemon_finds_and_ends_what_the_first_one_left(site: Site, nap: str) -> None:

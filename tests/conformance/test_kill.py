@@ -197,7 +197,7 @@ async def test_all_orphans_of_a_program_that_waits_for_none_are_reaped_while_it_
 
 
 @pytest.mark.parametrize("target", ["$PPID", "1"])
-@needs("isolated")
+@needs("isolated", "protected")
 async def test_the_guest_cannot_be_killed_from_inside(box: Box, target: str) -> None:
     await box.sh(f"kill -9 {target}; kill -STOP {target}; true")
     await box.channel.ping()

@@ -419,7 +419,9 @@ class DockerBackend:
         if live.running is not None and self._rootful and not self.gvisor:
             return connect_inside(live.running.handle.pid, injected.SOCKET)
         # Inside gVisor the socket belongs to root, and root there is nobody on the host.
-        return await self._relays.open(live.container, "0:0" if self.gvisor else container.RELAY_USER)
+        user = "0:0" if self.gvisor else container.RELAY_USER
+        ended = self._await_end(live.container) if live.running is None else live.running.handle.wait()
+        return await self._relays.open(live.container, user, ended)
 
     async def open_network(self, environment_id: str) -> Sockets:
         live = self._get(environment_id)

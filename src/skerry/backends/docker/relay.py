@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Coroutine
+from typing import Any
 
 from skerry.backends.docker.engine import STDOUT, EngineClient, Stream, close_stream
 from skerry.errors import GuestFailed, SkerryError
@@ -18,16 +20,18 @@ class Relays:
         self._engine = engine
         self._running: set[asyncio.Task[None]] = set()
 
-    async def open(self, container: str, user: str) -> socket.socket:
-        """A stream to the guest in a container. The relay runs as `user`. Raises GuestFailed."""
+    async def open(self, container: str, user: str, ended: Coroutine[Any, Any, None]) -> socket.socket:
+        """A stream to the guest in a container, until `ended`. The relay runs as `user`. Raises GuestFailed."""
+        end = asyncio.create_task(ended)
         try:
             stream = await self._engine.execute(container, [injected.PROGRAM, "relay", injected.SOCKET], user)
         except SkerryError as error:
+            end.cancel()
             raise GuestFailed(f"the guest cannot be reached: {error.message}", hint=error.hint) from error
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         theirs.setblocking(False)
-        task = asyncio.create_task(self._copy(stream, ours))
+        task = asyncio.create_task(self._copy(stream, ours, end))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return theirs
@@ -38,9 +42,10 @@ class Relays:
         if self._running:
             await asyncio.wait(self._running)
 
-    async def _copy(self, stream: Stream, sock: socket.socket) -> None:
-        """Until either side ends."""
+    async def _copy(self, stream: Stream, sock: socket.socket, end: asyncio.Task[None]) -> None:
+        """Until either side ends. An engine may keep the stream of a container that has ended."""
         ways = [
+            end,
             asyncio.create_task(self._to_guest(stream, sock)),
             asyncio.create_task(self._from_guest(stream, sock)),
         ]
@@ -60,8 +65,10 @@ class Relays:
                 await self._engine.tell(stream, data)
 
     async def _from_guest(self, stream: Stream, sock: socket.socket) -> None:
+        """Goes on when nobody listens any more: what was said to the guest is still to be passed on."""
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError, SkerryError):
+        with contextlib.suppress(SkerryError):
             while (heard := await self._engine.heard(stream)) is not None:
                 if heard[0] == STDOUT:
-                    await loop.sock_sendall(sock, heard[1])
+                    with contextlib.suppress(OSError):
+                        await loop.sock_sendall(sock, heard[1])
