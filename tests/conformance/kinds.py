@@ -83,7 +83,7 @@ KINDS = (
         "docker",
         lambda home: DockerBackend(Machine(home), Endpoint(dockerd.shared.get().host)),
         _LINUX
-        | {"isolated", "own_root", "plain_user", "pids", "counters"}
+        | {"isolated", "own_root", "plain_user", "pids", "counters", "late_network"}
         | ({"path_rules"} if not readback.path_rules() else set()),
         always=frozenset({"test_instances", "test_programs"}),
     ),

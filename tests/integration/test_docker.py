@@ -193,11 +193,11 @@ def test_environments_outlive_their_daemon(home: Path, host: Dockerd) -> None:
 def test_a_daemon_killed_at_a_step_leaves_nothing(
     home: Path, host: Dockerd, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    with started(home) as daemon:  # so that the probe, which starts one, is not what is killed
+    with started(home) as daemon:  # the engine has the image from now on
         id_ = created(daemon)["environment_id"]
         daemon.call("DELETE", f"/environments/{id_}")
     before = host.belongings()
-    monkeypatch.setenv("SKERRY_FAILPOINT", f"{point}:2")  # the probe is the first
+    monkeypatch.setenv("SKERRY_FAILPOINT", point)
     with started(home) as daemon:
         with pytest.raises((OSError, http.client.HTTPException)):
             daemon.call("DELETE", f"/environments/{created(daemon)['environment_id']}")
