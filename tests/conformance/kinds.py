@@ -1,6 +1,7 @@
 """Which backends the suites run against: a new one needs one entry here, and nothing else.
 
-The conformance suite takes all of them; those of attacks, networks and leaks take `namespace` and RUNGS.
+The conformance suite takes all of them; those of attacks, networks and leaks take `namespace` and those that are
+`attacked`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Kind:
     make: Callable[[str], Backend]
     """From the path of a home that exists."""
     gives: frozenset[str]
+    attacked: bool = False
+    """True if the suites of attacks, networks, failpoints and cycles run against it."""
     failpoints: frozenset[str] = frozenset(POINTS)
     """Those that its creates and deletes pass."""
     slowness: float = 1.0
@@ -77,6 +80,7 @@ KINDS = (
         "oci",
         lambda home: OciBackend(Machine(home)),
         frozenset({"isolated", "own_root", "plain_user", "counters", "users", "protected", "prepared"}),
+        attacked=True,
         always=frozenset({"test_instances", "test_shell_state", "test_users"}),
     ),
     Kind(
@@ -103,8 +107,8 @@ KINDS = (
         always=frozenset({"test_faults", "test_users"}),
     ),
 )
-RUNGS = {kind.name: kind for kind in KINDS if kind.name not in ("fake", "namespace")}
-"""The backends of stronger isolation, by name."""
+RUNGS = {kind.name: kind for kind in KINDS if kind.attacked}
+"""The backends beside `namespace` that are attacked, by name."""
 
 
 @functools.cache

@@ -28,7 +28,7 @@ def client(cli: Cli) -> Iterator[skerry.Client]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+def _no_environment_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "cli" in request.fixturenames:
         home = request.getfixturevalue("cli").home
