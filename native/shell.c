@@ -36,6 +36,8 @@
 #define DEPTH_MAX 128
 #define LOOK_NS 50000000L /* between looks at a shell that runs a command, where it has no pidfd */
 #define SHELLS_MAX 64
+#define ROOM_NS 5000000L
+#define ROOM_TRIES 200
 
 struct shell {
     struct shell *next;
@@ -82,9 +84,15 @@ static int write_file(uint32_t number, const char *suffix, const void *data, siz
     return -1;
 }
 
-static int write_command(uint32_t number, const struct sk_start *start)
+/* A shell that writes its state to a file fills the directory for a moment if the state is too large for it. */
+static int write_command(uint32_t number, const struct sk_start *start, bool writes_state)
 {
+    const struct timespec moment = { .tv_nsec = ROOM_NS };
     int fd = write_file(number, "c", start->command, start->command_len);
+    for (int i = 0; i < ROOM_TRIES && fd < 0 && errno == ENOSPC && writes_state; i++) {
+        nanosleep(&moment, NULL);
+        fd = write_file(number, "c", start->command, start->command_len);
+    }
     if (fd >= 0)
         close(fd);
     return fd;
@@ -443,7 +451,7 @@ void sk_shell_start(uint32_t id, const struct sk_start *start)
         return;
     }
     act_as(start->uid, start->gid);
-    int bad = write_command(number, start) < 0 || open_streams(number, start, ours) < 0, error = errno;
+    int bad = write_command(number, start, sh != NULL && sh->state != 0) < 0 || open_streams(number, start, ours) < 0, error = errno;
     act_as(sk_config.uid, sk_config.gid);
     for (int i = 0; i < 3; i++)
         sk_process_stream(p, i, ours[i]);
