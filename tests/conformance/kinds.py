@@ -81,7 +81,7 @@ KINDS = (
         lambda home: OciBackend(Machine(home)),
         frozenset({"isolated", "own_root", "plain_user", "counters", "users", "protected", "prepared"}),
         attacked=True,
-        always=frozenset({"test_instances", "test_shell_state", "test_users"}),
+        always=frozenset({"test_instances", "test_users"}),
     ),
     Kind(
         "docker",
@@ -104,7 +104,7 @@ KINDS = (
             {"isolated", "own_root", "plain_user", "pids", "users", "protected", "terminals", "nameless"}
         ),
         slowness=6.0,
-        always=frozenset({"test_faults", "test_users"}),
+        always=frozenset({"test_users"}),
     ),
 )
 RUNGS = {kind.name: kind for kind in KINDS if kind.attacked}
