@@ -153,7 +153,7 @@ def test_no_signal_reaches_the_guest(boxes: Boxes, mode: str) -> None:
 
 def test_the_helper_cannot_be_overwritten(boxes: Boxes, mode: str, mutate: Mutate) -> None:
     """As with runc once: a program that is the helper itself leads to its file, and so to all later environments."""
-    slow = mutate(("main.c", "return printf", "return pause(), printf"))
+    slow = mutate(("main.c", 'return printf("%d', 'return pause(), printf("%d'))
     with (
         boxes.fresh(mode, helper=slow) as box,
         boxes.fresh(mode, helper=slow, without=["sealed"]) as weak,

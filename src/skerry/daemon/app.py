@@ -60,7 +60,6 @@ BACKENDS: dict[str, Callable[[Machine], Backend]] = {
     "docker": DockerBackend,
     "docker-runsc": DockerGvisorBackend,
     "microvm": MicrovmBackend,
-    "fake": lambda machine: FakeBackend(machine.home),
 }
 IDLE_LOOK = 1.0
 OWN_ADDRESSES_KEPT = 5.0
@@ -84,8 +83,11 @@ def make_registry(home: Home, backend: str | None) -> Registry:
                 MicrovmBackend(machine),
             ]
         )
+    if backend == FakeBackend.name:
+        return Registry([FakeBackend(home.path)], chosen=True)
     if backend not in BACKENDS:
-        raise InvalidRequest(f"unknown backend {backend!r}", hint=f"known: {', '.join(BACKENDS)}")
+        known = ", ".join([*BACKENDS, FakeBackend.name])
+        raise InvalidRequest(f"unknown backend {backend!r}", hint=f"known: {known}")
     return Registry([BACKENDS[backend](Machine(home.path))], chosen=True)
 
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from skerry._version import VERSION
@@ -65,6 +65,9 @@ class Check:
     isolation: str = ""
     """That it has shown to work."""
 
+    def told(self) -> dict[str, str]:
+        return {"name": self.name, "status": self.status, "found": self.found, "fix": self.fix}
+
 
 def run(home: Home) -> dict[str, object]:
     """All checks. The result is the answer of `skerry doctor --json`."""
@@ -73,7 +76,7 @@ def run(home: Home) -> dict[str, object]:
     return {
         "version": VERSION,
         "isolation": max(given, key=strength, default="none"),
-        "checks": [asdict(check) for check in checks],
+        "checks": [check.told() for check in checks],
     }
 
 
