@@ -21,7 +21,7 @@ from uvloop import new_event_loop
 
 from skerry.backends.base import Backend
 from tests import support
-from tests.conformance import elsewhere
+from tests.conformance import elsewhere, harness
 from tests.conformance.harness import Box, Site
 from tests.conformance.kinds import KINDS, Kind, skip_unless_given
 
@@ -93,6 +93,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 async def _bounded(test: partial[object], slowness: float) -> None:
+    harness.slowness.set(slowness)
     async with asyncio.timeout(TEST_SECONDS * slowness):
         await test()  # type: ignore[misc]
 

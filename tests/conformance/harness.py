@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ BIG = 5 * MIB
 """Many times more than any buffer on the way holds."""
 PATIENCE = 20.0
 """Seconds for what the kernel tells nobody about; on an idle machine it takes milliseconds."""
+slowness: ContextVar[float] = ContextVar("slowness", default=1.0)
+"""Of the backend that the running test is for."""
 
 needs = pytest.mark.needs
 
@@ -222,6 +225,6 @@ async def expect(process: GuestProcess, text: bytes, stream: int = 1) -> bytes:
 
 async def eventually(happened: Callable[[], Awaitable[bool]], seconds: float = PATIENCE) -> None:
     """For what gives no event: ask again and again."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(seconds * slowness.get()):
         while not await happened():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

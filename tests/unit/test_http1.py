@@ -238,10 +238,13 @@ async def answers_to(data: bytes, app: ASGIApp = echoes, *, piece: int = 1 << 20
     for at in range(0, len(data), piece):
         connection.data_received(data[at : at + piece])
         turns = 0
-        while connection._activity.tasks and turns < TURNS:
+        while (
+            busy := {*connection._activity.tasks, *filter(None, [connection._feed._turn])}
+        ) and turns < TURNS:
             # However busy the machine is: in so many turns, whatever does not wait for more of the data has been done.
-            turns = turns + 1 if all(exchange.more_body for exchange in connection._queue) else 0
-            await asyncio.wait(connection._activity.tasks, timeout=0.02 / TURNS)
+            waits = connection._feed._turn is None and all(each.more_body for each in connection._queue)
+            turns = turns + 1 if waits else 0
+            await asyncio.wait(busy, timeout=0.02 / TURNS)
     connection.connection_lost(None)
     found = [b"HTTP/1.1 " + each for each in pipe.written.split(b"HTTP/1.1 ")[1:]]
     return [*found, b"closed"] if pipe.closed or pipe.aborted else found
