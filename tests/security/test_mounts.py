@@ -91,12 +91,13 @@ def test_the_image_stays_as_it_is(boxes: Boxes, mode: str, user: str) -> None:
             assert changes(weak, user, set(UNDONE) - OF_THE_HOST) >= {"touch /x", "touch /dev/x"}
 
 
+# 0x8000 is AT_RECURSIVE: there can be mounts below /tmp, which may not be shown without.
 SHARED_TMP = (
     (
         "mounts.c",
         "static void stage(void)\n{\n",
         "static int host_tmp = -1;\nstatic void stage(void)\n{\n"
-        '    host_tmp = (int)syscall(NR_OPEN_TREE, AT_FDCWD, "/tmp", TREE_CLONE | TREE_CLOEXEC);\n',
+        '    host_tmp = (int)syscall(NR_OPEN_TREE, AT_FDCWD, "/tmp", TREE_CLONE | TREE_CLOEXEC | 0x8000);\n',
     ),
     (
         "mounts.c",
