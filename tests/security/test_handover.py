@@ -6,6 +6,7 @@ Whatever it hands over: only the namespace that was noted is used, nothing stays
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import struct
@@ -70,6 +71,7 @@ def playing(folder: Path, script: Script) -> Iterator[tuple[InstanceDirectory, l
 
 def refused(folder: Path, script: Script) -> bool:
     """Whether the daemon has nothing then, and no descriptor more than before."""
+    gc.collect()  # closes what others have left open
     before, threads = os.listdir("/proc/self/fd"), set(threading.enumerate())
 
     async def ask() -> bool:
