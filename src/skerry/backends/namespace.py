@@ -23,7 +23,7 @@ from skerry.errors import EnvironmentNotFound, IsolationUnavailable, LaunchFaile
 from skerry.host import mounts, plan
 from skerry.host.cgroups import Cgroup
 from skerry.host.launcher import try_steps
-from skerry.host.network import Sockets, catch_all, network_of
+from skerry.host.network import Sockets, catch_all, catch_all_of
 from skerry.host.readback import protections, user_limits
 from skerry.models import Enforcement
 from skerry.policy import Policy
@@ -119,19 +119,10 @@ class NamespaceBackend(LocalBackend):
                 hint="create a new environment",
             )
 
-        def work() -> Sockets:
-            if live.network is not None:
-                return catch_all(self._machine.helper, live.network, rootful=False)
-            network = network_of(live.running.handle.pid)
-            try:
-                return catch_all(self._machine.helper, network, rootful=True)
-            finally:
-                os.close(network)
-
-        try:
-            return await asyncio.to_thread(work)
-        except OSError as error:
-            raise IsolationUnavailable(f"its network cannot be entered: {error.strerror}") from error
+        helper = self._machine.helper
+        if live.network is None:
+            return await asyncio.to_thread(catch_all_of, helper, live.running.handle.pid)
+        return await asyncio.to_thread(catch_all, helper, live.network, rootful=False)
 
     def enforced(self, environment_id: str) -> Rows:
         live, facts = self.get(environment_id), self._facts[environment_id]

@@ -29,7 +29,7 @@ from skerry.backends.machine import Machine
 from skerry.errors import GuestFailed, IsolationUnavailable, SkerryError
 from skerry.host import bundle, injected, mounts, plan
 from skerry.host.cgroups import Cgroup
-from skerry.host.network import Sockets, catch_all, network_of
+from skerry.host.network import Sockets, catch_all_of
 from skerry.ids import new_id
 from skerry.images.store import Image
 from skerry.models import Enforcement
@@ -175,17 +175,7 @@ class OciBackend(LocalBackend):
                 hint="create it with the network that it will need",
             )
 
-        def work() -> Sockets:
-            network = network_of(live.running.handle.pid)
-            try:
-                return catch_all(self._machine.helper, network, rootful=True)
-            finally:
-                os.close(network)
-
-        try:
-            return await asyncio.to_thread(work)
-        except OSError as error:
-            raise IsolationUnavailable(f"its network cannot be entered: {error.strerror}") from error
+        return await asyncio.to_thread(catch_all_of, self._machine.helper, live.running.handle.pid)
 
     def path_rules(self) -> str:
         return "gVisor has no Landlock"

@@ -41,24 +41,37 @@ class Sockets:
             one.close()
 
 
+def catch_all_of(helper: Helper, pid: int) -> Sockets:
+    """As `catch_all`, for root and the network of a process. Raises IsolationUnavailable."""
+    try:
+        network = network_of(pid)
+    except OSError as error:
+        raise IsolationUnavailable(f"its network cannot be entered: {error.strerror}") from error
+    try:
+        return catch_all(helper, network, rootful=True)
+    finally:
+        os.close(network)
+
+
 def catch_all(helper: Helper, network: int, *, rootful: bool) -> Sockets:
     """Make everything that is sent in a network namespace arrive at new sockets. For a thread.
 
     Root may do everything there; others enter the user namespace that owns it. Raises IsolationUnavailable with what
     this machine lacks.
     """
-    control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with control:
-        control.settimeout(_SECONDS)
-        with other:
-            pid = spawn(helper, "network", [other.fileno()])
-        try:
-            return _prepare(control, network, rootful)
-        except OSError as error:  # it does not answer, or is gone
-            raise IsolationUnavailable(f"the network did not get ready: {error}") from error
-        finally:
-            control.close()
-            os.waitpid(pid, 0)
+    try:
+        control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with control:
+            control.settimeout(_SECONDS)
+            with other:
+                pid = spawn(helper, "network", [other.fileno()])
+            try:
+                return _prepare(control, network, rootful)
+            finally:
+                control.close()
+                os.waitpid(pid, 0)
+    except OSError as error:  # no descriptors are left, or the helper does not answer
+        raise IsolationUnavailable(f"the network did not get ready: {error}") from error
 
 
 def _prepare(control: socket.socket, network: int, rootful: bool) -> Sockets:

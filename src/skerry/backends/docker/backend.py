@@ -42,7 +42,7 @@ from skerry.failpoints import hit
 from skerry.host import injected, plan, readback
 from skerry.host.cgroups import Cgroup
 from skerry.host.launcher import explained
-from skerry.host.network import Sockets, catch_all, network_of
+from skerry.host.network import Sockets, catch_all_of
 from skerry.ids import new_id
 from skerry.images.store import Image
 from skerry.models import Enforcement, Usage
@@ -434,19 +434,7 @@ class DockerBackend:
                 "its network is out of reach: that takes a daemon that runs as root on the engine's machine",
                 hint="ask for network 'none', or run the daemon there",
             )
-        pid = live.running.handle.pid
-
-        def work() -> Sockets:
-            network = network_of(pid)
-            try:
-                return catch_all(self._machine.helper, network, rootful=True)
-            finally:
-                os.close(network)
-
-        try:
-            return await asyncio.to_thread(work)
-        except OSError as error:
-            raise IsolationUnavailable(f"its network cannot be entered: {error.strerror}") from error
+        return await asyncio.to_thread(catch_all_of, self._machine.helper, live.running.handle.pid)
 
     def gate(self, environment_id: str, name: str) -> str:
         return InstanceDirectory(self._machine.instances, environment_id).gate(name)
