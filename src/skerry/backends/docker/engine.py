@@ -193,6 +193,16 @@ class EngineClient:
         async with self._translated(None):
             await stream.write_in(data)
 
+    def end_input(self, stream: Stream) -> None:
+        """Nothing more is told; what was told still arrives."""
+        connection = stream._resp.connection if stream._resp is not None else None
+        if (
+            connection is not None
+            and (transport := connection.transport) is not None
+            and transport.can_write_eof()
+        ):
+            transport.write_eof()
+
     @contextlib.asynccontextmanager
     async def _translated(self, seconds: float | None) -> AsyncIterator[None]:
         """Raises EngineRefused, IsolationUnavailable."""

@@ -13,6 +13,8 @@ from skerry.errors import GuestFailed, SkerryError
 from skerry.host import injected
 
 PIECE = 64 * 1024
+LINGER = 10.0
+"""Seconds for a relay to end after the daemon's last word."""
 
 
 class Relays:
@@ -44,13 +46,13 @@ class Relays:
 
     async def _copy(self, stream: Stream, sock: socket.socket, end: asyncio.Task[None]) -> None:
         """Until either side ends. An engine may keep the stream of a container that has ended."""
-        ways = [
-            end,
-            asyncio.create_task(self._to_guest(stream, sock)),
-            asyncio.create_task(self._from_guest(stream, sock)),
-        ]
+        told = asyncio.create_task(self._to_guest(stream, sock))
+        heard = asyncio.create_task(self._from_guest(stream, sock))
+        ways = [end, told, heard]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            if done == {told}:  # the engine drops what is on its way to the guest when its stream is closed
+                await asyncio.wait([end, heard], timeout=LINGER, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for way in ways:
                 way.cancel()
@@ -63,6 +65,7 @@ class Relays:
         with contextlib.suppress(OSError, SkerryError):
             while data := await loop.sock_recv(sock, PIECE):
                 await self._engine.tell(stream, data)
+            self._engine.end_input(stream)
 
     async def _from_guest(self, stream: Stream, sock: socket.socket) -> None:
         """Goes on when nobody listens any more: what was said to the guest is still to be passed on."""
