@@ -101,7 +101,9 @@ def test_a_program_has_its_packages(shelves: Shelves) -> None:
         world.forget()
         assert run(IMPORT, " Tiny >= 1 ", "tiny>=1").splitlines() == said
         assert run(REACH).startswith("not reached: ")
-        assert run(WRITE) == "Read-only file system\n" * 3
+        refused = run(WRITE).splitlines()  # in gVisor by the user's rights, before the file system is asked
+        assert len(refused) == 3
+        assert set(refused) <= {"Read-only file system", "Permission denied", "Operation not permitted"}
         assert (world.asked, len(world.kept)) == ([], 1)
         assert {info.network for info in world.client.environments()} <= {
             "none"

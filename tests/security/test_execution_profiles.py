@@ -14,7 +14,7 @@ from tests import support
 from tests.security.box import Box, Boxes, Running
 from tests.security.conftest import Mutate
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.requirement("F10")]
+pytestmark = [pytest.mark.timeout(60), pytest.mark.requirement("F10"), pytest.mark.needs("path_rules")]
 
 WITHOUT = (
     ("profile.c", "    return install(&filter);", "    return 0;"),
