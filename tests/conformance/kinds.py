@@ -33,6 +33,7 @@ GIVES = {
     "pids": "a limit of processes that holds",
     "counters": "the kernel's counters of what it uses",
     "users": "more than one user inside",
+    "outlives": "environments that go on after their workload has used up memory or processes",
     "protected": "a process 1 that its workload cannot kill",
     "host_kernel": "the host's kernel",
     "host_processes": "processes that the host sees one by one",
@@ -63,7 +64,9 @@ class Kind:
 
 
 _AS_ROOT = os.geteuid() == 0
-_LINUX = frozenset({"protected", "host_kernel", "host_processes", "terminals", "nameless", "landlock"})
+_LINUX = frozenset(
+    {"outlives", "protected", "host_kernel", "host_processes", "terminals", "nameless", "landlock"}
+)
 """Of the host's own kernel."""
 
 KINDS = (

@@ -114,6 +114,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.needs("outlives")
 @pytest.mark.parametrize("bomb", BOMBS)
 @pytest.mark.parametrize("how", ["run", "execute"])
 def test_a_fork_bomb(env: skerry.Environment, neighbour: skerry.Environment, bomb: str, how: str) -> None:
@@ -261,6 +262,7 @@ while True:
 }
 
 
+@pytest.mark.needs("outlives")
 @pytest.mark.parametrize("hog", HOGS)
 def test_memory(env: skerry.Environment, neighbour: skerry.Environment, hog: str) -> None:
     by_process = not enforced(env, "memory")
@@ -280,6 +282,7 @@ def test_memory(env: skerry.Environment, neighbour: skerry.Environment, hog: str
     works(neighbour)
 
 
+@pytest.mark.needs("outlives")
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm", "/run"])
 def test_a_place_in_memory_that_is_filled_up(env: skerry.Environment, place: str) -> None:
     """Bytes, then names: the environment goes on, and with it its shell as soon as there is room again."""

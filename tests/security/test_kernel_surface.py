@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from skerry.host.seccomp import compile_profile
+from tests.conformance.kinds import RUNGS
 from tests.security.box import Box, Boxes
 from tests.unit.test_seccomp import NUMBERS as TABLES
 from tests.unit.test_seccomp import answer
@@ -110,6 +111,8 @@ def test_every_call(boxes: Boxes, mode: str, profile: str) -> None:
     calls = {
         name: (number, *ARGUMENTS.get(name, ())) for name, number in NUMBERS.items() if name not in SKIPPED
     }
+    if mode in RUNGS:  # gVisor has no listeners: there a filter may be installed
+        del calls["seccomp"]
     padded = {name: (*call, *[0] * (7 - len(call))) for name, call in calls.items()}
     assert check(boxes, mode, profile, padded) == {}
     if profile == "default":
