@@ -16,7 +16,7 @@ import struct
 import sys
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-PATIENCE = 0.3
+PATIENCE = 1.0
 
 
 def outcome(number: int, arguments: list[int]) -> int | str:
