@@ -106,8 +106,15 @@ def check(
     return wrong
 
 
+def once_where_the_kernel_is_not_ours(mode: str, profile: str) -> None:
+    """The programs are compiled alike: one of them shows that another kernel obeys."""
+    if mode in RUNGS and profile != "default":
+        pytest.skip("one profile shows that its kernel obeys filters")
+
+
 @pytest.mark.parametrize("profile", SWEPT)
 def test_every_call(boxes: Boxes, mode: str, profile: str) -> None:
+    once_where_the_kernel_is_not_ours(mode, profile)
     calls = {
         name: (number, *ARGUMENTS.get(name, ())) for name, number in NUMBERS.items() if name not in SKIPPED
     }
@@ -121,6 +128,7 @@ def test_every_call(boxes: Boxes, mode: str, profile: str) -> None:
 
 @pytest.mark.parametrize("profile", SWEPT)
 def test_numbers_that_no_table_knows(boxes: Boxes, mode: str, profile: str) -> None:
+    once_where_the_kernel_is_not_ours(mode, profile)
     gaps = set(range(1024)) - set(NUMBERS.values())
     numbers: dict[str, tuple[int, ...]] = {
         str(number): (number,) for number in [*sorted(gaps), 0x3FFFFFFF, -1, -2, 1 << 31]
@@ -144,6 +152,7 @@ def test_i386_calls_kill(boxes: Boxes, mode: str, profile: str) -> None:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_socket_family(boxes: Boxes, mode: str, profile: str) -> None:
+    once_where_the_kernel_is_not_ours(mode, profile)
     socket, pair = NUMBERS["socket"], NUMBERS["socketpair"]
     calls = {
         f"{name} {family} {kind} {protocol}": (number, family, kind, protocol)
