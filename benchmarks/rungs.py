@@ -47,7 +47,7 @@ def rung(client: skerry.Client, backend: str) -> Iterator[list[Subject]]:
         env.delete()
         ended = time.perf_counter()
         times = {"create": created - start, "fresh": first - start, "delete": ended - first}
-        return {f"{backend}_{part}": seconds for part, seconds in times.items()}
+        return {f"rung_{backend}_{part}": seconds for part, seconds in times.items()}
 
     try:
         live = skerry.Environment(
@@ -66,8 +66,8 @@ def rung(client: skerry.Client, backend: str) -> Iterator[list[Subject]]:
         calls()
         yield [
             Subject(cycle),
-            Subject(lambda: {f"{backend}_run": timed(lambda: live.run(["true"]))}),
-            Subject(lambda: {f"{backend}_session": timed(calls) / ours.CALLS}),
+            Subject(lambda: {f"rung_{backend}_run": timed(lambda: live.run(["true"]))}),
+            Subject(lambda: {f"rung_{backend}_session": timed(calls) / ours.CALLS}),
         ]
 
 
@@ -164,7 +164,7 @@ def markdown(found: Mapping[str, Any]) -> str:
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name in idle:
-        cells = [_ms(times[f"{name}_{part}"]) for part in ("create", "fresh", "run", "session", "delete")]
+        cells = [_ms(times[f"rung_{name}_{part}"]) for part in ("create", "fresh", "run", "session", "delete")]
         memory = "-" if idle[name] is None else f"{idle[name] / 2**20:.1f} MiB"
         lines.append(f"| `{name}` | {' | '.join(cells)} | {memory} |")
     lines += ["", "| alone | median |", "|---|--:|"]

@@ -80,7 +80,7 @@ def rows(seen: Seen, host: Seen) -> dict[str, str]:
     )
     slowdown = seen["call_seconds"] / host["call_seconds"]
     return {
-        "kernel": seen["release"],
+        "kernel": seen["release"].partition("-")[0],
         "kernel's release": whose("release"),
         "boot id": whose("boot_id"),
         "kernel's log": kernel_log,
