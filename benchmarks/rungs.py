@@ -164,7 +164,9 @@ def markdown(found: Mapping[str, Any]) -> str:
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name in idle:
-        cells = [_ms(times[f"rung_{name}_{part}"]) for part in ("create", "fresh", "run", "session", "delete")]
+        cells = [
+            _ms(times[f"rung_{name}_{part}"]) for part in ("create", "fresh", "run", "session", "delete")
+        ]
         memory = "-" if idle[name] is None else f"{idle[name] / 2**20:.1f} MiB"
         lines.append(f"| `{name}` | {' | '.join(cells)} | {memory} |")
     lines += ["", "| alone | median |", "|---|--:|"]
