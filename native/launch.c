@@ -66,7 +66,7 @@
  *   mount TYPE SOURCE PATH FLAGS OPTIONS   "ro", "noexec", "noatime" in FLAGS
  *   write PATH TEXT              to a file that is there
  *   chown PATH UID GID           with mode 0755
- *   users COUNT                  a user namespace with so many users, which are the same as outside
+ *   users COUNT                  a user namespace with COUNT users, the same as outside
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -156,7 +156,7 @@ static void asked(struct sk_source *source, uint32_t events)
     struct seccomp_answer answer = { 0 };
     errno = 0;
     if (!(events & EPOLLIN) || syscall(SYS_ioctl, source->fd, SECCOMP_RECEIVE, &question) < 0) {
-        if (errno != ENOENT && errno != EINTR) /* else whoever asked is gone */
+        if (errno != ENOENT && errno != EINTR) /* else the process that asked is gone */
             sk_unwatch(source);                /* from now on the kernel says no to all */
         return;
     }

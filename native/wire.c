@@ -4,8 +4,8 @@
  * therefore talk in records, and each record of a connection carries its serial number: what belongs to an earlier
  * connection is dropped. A record is u32 length of what follows, u8 kind, u32 serial, payload; little endian.
  *
- * The other side is hostile: lengths are checked, and memory is bounded. Whoever does not read holds up the other
- * direction's sender alone. */
+ * The other side is hostile: lengths are checked, and memory is bounded. A side that does not read
+ * holds up only the sender of that direction. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

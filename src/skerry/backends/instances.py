@@ -165,7 +165,7 @@ def _stream_to(path: str, *, descriptors: bool = False) -> socket.socket:
     """See InstanceDirectory.connect. Raises GuestFailed."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if not descriptors:
-        # One that nobody takes is closed by whoever reads past it, and a socket can make its end take long.
+        # A descriptor that is not received is closed by the reader, and closing a socket can take long.
         with contextlib.suppress(OSError):  # Linux before 6.16 cannot refuse them
             sock.setsockopt(socket.SOL_SOCKET, PASS_RIGHTS, 0)
     try:
@@ -180,8 +180,8 @@ def _stream_to(path: str, *, descriptors: bool = False) -> socket.socket:
 def connect_inside(pid: int, path: str) -> socket.socket:
     """A stream to the guest's socket at `path` below the root of a process. Raises GuestFailed.
 
-    Root inside can put anything in the socket's place; whoever has broken out of a runtime, anything in place of the
-    directories on the way.
+    Root inside can replace the socket; a program that has broken out of a runtime can replace the directories on the
+    way.
     """
     try:
         place = below_root(pid, *path.strip("/").split("/"))

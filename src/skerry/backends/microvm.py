@@ -1,8 +1,8 @@
 """Environments with a virtual machine each: isolation `microvm`.
 
 QEMU runs in the namespaces and cgroups of an environment, as a user without capabilities and under a seccomp filter.
-Whoever gets out of the machine is still inside. In the machine the workload is confined by the machine's own kernel as
-it is by the host's on `namespace`. It needs root.
+A program that escapes from the machine is still in that environment. In the machine, its own kernel confines the
+workload as the host's does on `namespace`. It needs root.
 """
 
 from __future__ import annotations
