@@ -107,13 +107,13 @@ class Run:
         return [result for result in self.results if result.outcome == "failed"]
 
     @property
-    def slow(self) -> list[Result]:
-        """What took too long, though other work may be the reason if the machine is busy."""
-        return [
-            result
-            for result in self.results
+    def slow(self) -> set[tuple[str, int]]:
+        """Name and number of what took too long, though other work may be the reason if the machine is busy."""
+        return {
+            key
+            for key, result in self.numbered
             if self.part.short and result.outcome == "passed" and result.seconds > LONGEST_SECONDS
-        ]
+        }
 
     @property
     def progress(self) -> str:
@@ -183,7 +183,8 @@ class Runner:
     def repeat(self) -> None:
         """Run alone what failed, or was slow, beside others."""
         for run in self.runs:
-            tests = [result.test for result in (*run.failed, *run.slow)] if run.part.repeats else []
+            tests = [*(result.test for result in run.failed), *(test for test, _ in sorted(run.slow))]
+            tests = tests if run.part.repeats else []
             if not tests:
                 continue
             name = f"{run.part.name}-again"
@@ -217,9 +218,10 @@ class Runner:
         busy = os.getloadavg()[0] > BUSY_LOAD
         for run in self.again:
             part = run.part.name.removesuffix("-again")
-            slow = set() if busy else {result.test for result in run.slow}
+            slow_before = {key for one in self.runs if one.part.name == part for key in one.slow}
+            slow = set() if busy else run.slow & slow_before
             for key, result in run.numbered:
-                if result.test in slow:
+                if key in slow:
                     result.outcome = "failed"
                     result.text = f"takes {result.seconds:.1f} s alone: make it shorter, or mark it `soak`"
                 if result.outcome == "passed" and (part, *key) in failed_before:

@@ -32,7 +32,7 @@ CHECKS = [
 ]
 SMALL = {"memory": "64m", "disk": "16m", "workspace": "memory", "pids": 64}
 FILE = "there"
-STREAM_SECONDS = 0.3
+STREAM_SECONDS = 0.1
 ENDLESS = {"watch_files", "read_logs", "execution_events", "read_audit"}
 
 
