@@ -267,6 +267,7 @@ told(libc.syscall(SECCOMP, 1, 0, ctypes.byref(program)))
 """.replace("SECCOMP", "317" if os.uname().machine == "x86_64" else "277")
 
 
+@pytest.mark.needs("host_kernel")
 def test_seccomp_filters_need_the_profile_that_names_them(boxes: Boxes, mode: str) -> None:
     """Their machine code takes space that is one for the whole host."""
     for profile, answer in (
