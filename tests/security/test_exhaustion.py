@@ -492,7 +492,7 @@ def test_one_execution_too_many(client: skerry.Client, neighbour: skerry.Environ
     async def work() -> None:
         async with (
             skerry.AsyncClient(client.version()["home"]) as other,
-            skerry.AsyncEnvironment(memory="512m", pids=1024, workspace="memory", client=other) as env,
+            skerry.AsyncEnvironment(memory="2g", pids=1024, workspace="memory", client=other) as env,
             AsyncExitStack() as stack,
         ):
             first, *others = [
