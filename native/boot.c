@@ -194,7 +194,7 @@ int sk_boot_main(void)
     answers = pipe_fds[0];
     const struct sk_wire_side side = { .record = record,
                                        .before_data = tell_kills,
-                                       .other = { { &answers, answered }, { &ended, child_ended } } };
+                                       .other = { { &answers, answered, false }, { &ended, child_ended, false } } };
     sk_wire_run(&side);
     if (answers >= 0)
         answered(); /* the reason, if there is one */

@@ -98,6 +98,8 @@ static bool record(uint8_t kind, uint32_t number, const uint8_t *payload, size_t
 
 static bool accept_connection(void)
 {
+    if (sk_wire_unread())
+        return true; /* what was said on the one before comes first */
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0)
         return true;
@@ -161,7 +163,8 @@ _Noreturn void sk_become_machine(const struct sk_cursor *c)
     fcntl(3, F_SETFL, O_NONBLOCK);
     sk_wire_open(pair[0]);
     const struct sk_wire_side side = { .record = record,
-                                       .other = { { &ended, child_ended }, { &listener, accept_connection } } };
+                                       .other = { { &ended, child_ended, false },
+                                                  { &listener, accept_connection, true } } };
     if (ended >= 0)
         sk_wire_run(&side);
     _exit(1); /* and with the first process everything else here ends */

@@ -102,6 +102,12 @@ static bool pass_outward(const struct sk_wire_side *side)
     return sk_wire_send(WIRE_DATA, current, data, (size_t)n);
 }
 
+bool sk_wire_unread(void)
+{
+    char byte;
+    return connection >= 0 && recv(connection, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
+}
+
 /* ---- records ---- */
 
 /* Handles those that are complete, up to one whose data the connection does not take. False: they are malformed. */
@@ -166,7 +172,8 @@ void sk_wire_run(const struct sk_wire_side *side)
             interest(connection, out_len == 0, inward_len != 0),
         };
         for (int i = 0; i < WIRE_OTHERS; i++)
-            fds[2 + i] = interest(*side->other[i].fd, out_len < sizeof out - SMALL / 2, false);
+            fds[2 + i] = interest(*side->other[i].fd, out_len < sizeof out - SMALL / 2 &&
+                                  !(side->other[i].last && sk_wire_unread()), false);
         if (poll(fds, sizeof fds / sizeof fds[0], -1) < 0) {
             if (errno == EINTR)
                 continue;

@@ -26,12 +26,14 @@ struct sk_wire_side {
     struct {
         int *fd; /* negative: nothing */
         bool (*ready)(void);
+        bool last; /* only when the connection has nothing to read */
     } other[WIRE_OTHERS];
 };
 
 void sk_wire_open(int fd);
 bool sk_wire_send(uint8_t kind, uint32_t serial, const void *payload, size_t len); /* false: broken, or no room */
 void sk_wire_connect(int fd, uint32_t serial); /* the connection from now on; takes the descriptor */
+bool sk_wire_unread(void); /* whether the connection has something to read */
 void sk_wire_run(const struct sk_wire_side *side); /* returns when the stream has ended, or a callback said so */
 void sk_wire_flush(void); /* waits until the other side has what was sent */
 size_t sk_wire_await(uint8_t kind, const uint8_t **payload); /* the next record, which must be of that kind */
