@@ -27,7 +27,7 @@ from tests.security.box import Boxes
 from tests.security.conftest import Mutate
 
 PYTHON = ["python3", "-I", "-S", "-c"]
-MEMORY = 96 * MIB
+MEMORY = 128 * MIB
 MEMORY_OF_A_RUNG = 1024 * MIB
 """gVisor needs 5 MiB for each process of Python's."""
 FLAT = 50 * MIB
