@@ -50,6 +50,15 @@ async def test_a_shell_survives_the_connection_that_started_it(box: Box) -> None
     assert await box.said("echo $variable $PWD") == "kept /"
 
 
+async def test_a_session_that_an_earlier_connection_started_is_ended(box: Box) -> None:
+    process = await box.start("sh", "-c", "while echo reply >&9; do :; done", replies=True)
+    await exchange(box)
+    await box.channel.end(process.id)
+    assert await box.channel.processes() == []
+    await box.channel.end(process.id)
+    assert await box.said("echo there") == "there"
+
+
 async def test_a_new_connection_gives_out_no_id_that_is_in_use(box: Box) -> None:
     old = [await box.start("sleep", "1000", keep=True) for _ in range(5)]
     await exchange(box)

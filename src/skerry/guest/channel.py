@@ -163,6 +163,12 @@ class Channel(asyncio.Protocol):
             raise
         return process
 
+    async def end(self, process_id: int) -> None:
+        """Kill what an earlier connection has started. Raises GuestFailed."""
+        process = GuestProcess(self, process_id)
+        await process.kill()
+        process.forget()
+
     async def processes(self) -> list[GuestProcessInfo]:
         """Raises GuestFailed, also for more than a guest can hold."""
         data, found, at = await self._request(Type.LIST), list[GuestProcessInfo](), 0

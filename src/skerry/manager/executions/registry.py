@@ -89,16 +89,11 @@ class Executions:
                 self.follow(execution)
             else:
                 lost.append(record)
-        await asyncio.gather(*(self._end_leftover(info.id) for info in there.values()))
+        await asyncio.gather(*(self.runtime.channel.end(info.id) for info in there.values()))
         for record in lost:
             written = self._records.finished(record.id, Outcome.INTERNAL, None)
             written.add_done_callback(_retrieve)
         return [f"{record.id}: {record.command}" for record in lost]
-
-    async def _end_leftover(self, process_id: int) -> None:
-        process = await self.runtime.channel.attach(process_id)
-        await process.kill()
-        process.forget()
 
     async def let_go(self) -> None:
         """Leave everything running, for the next daemon. Callers that wait get DaemonUnavailable."""
