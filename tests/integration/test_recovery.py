@@ -190,7 +190,9 @@ def test_hung_guest_delays_no_other_environment(home: Path, options: tuple[str, 
         with started(home, *options) as daemon:
             assert daemon.execute(healthy, "echo here")["stdout"] == "here\n"
             # Were it waited for, it would have ended before the daemon served.
-            assert listed(daemon).keys() == {healthy, hung}
+            assert {id_: info["state"] for id_, info in listed(daemon).items()} == dict.fromkeys(
+                (healthy, hung), "running"
+            )
             answer = daemon.call("POST", f"/environments/{hung}/execute", {"command": "true"}, expect=503)
             assert (answer["code"], answer["retryable"]) == ("daemon_unavailable", True)
             os.kill(pid, signal.SIGCONT)

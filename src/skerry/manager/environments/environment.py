@@ -113,7 +113,9 @@ class Environment:
 
     @property
     def told_state(self) -> State:
-        """The state to report: `deleting` only once that is final."""
+        """The state to report: `deleting` only once that is final, and `running` while it is taken over."""
+        if self.takeover is not None and self.state is State.CREATING:
+            return State.RUNNING
         if self.state is State.DELETING and self.executions is not None and not self.final.is_set():
             return State.RUNNING
         return self.state
