@@ -93,7 +93,8 @@ class Nursery:
         try:
             with open(ready, "rb") as pipe:
                 assert select.select([pipe], [], [], START_SECONDS)[0], "it does not get ready"
-                assert pipe.read() in (b"ready\n", b"")
+                said = pipe.read()
+            assert said in (b"ready\n", b""), said
             yield Daemon(home, process)
         finally:
             process.send_signal(signal.SIGINT)
@@ -111,5 +112,7 @@ def nursery() -> Iterator[Nursery]:
     argv = [sys.executable, "-c", _LOADED, str(theirs.fileno())]
     with ours, subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=variables):
         theirs.close()
-        yield Nursery(ours)
-        ours.close()
+        try:
+            yield Nursery(ours)
+        finally:
+            ours.close()  # or it would be waited for without end
