@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import http.client
 import json
 import os
 import select
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +22,7 @@ from skerry.backends import blanks
 from skerry.settings import Home
 from skerry.store import Store
 from tests import postgres, support
-from tests.integration.daemon import Daemon, started
+from tests.integration.daemon import Daemon, launch, started
 
 KEPT = {"command": "echo $state"}
 COUNTER = "i=0; while :; do i=$((i + 1)); echo n$i; sleep 0.05; done"
@@ -215,6 +217,29 @@ def test_environment_can_be_deleted_while_its_takeover_hangs(home: Path, options
         daemon.call("DELETE", f"/environments/{hung}")
         assert listed(daemon) == {}
         assert not (home / "instances" / hung).exists()
+
+
+def test_a_daemon_waits_for_the_addresses_of_the_one_before(home: Path) -> None:
+    """A process that was just being started when that one was killed has its lock and its sockets for a moment."""
+    port, lock = support.free_port(), os.open(home / "daemon.pid", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with ThreadPoolExecutor(1) as pool:
+        with socket.create_server(("127.0.0.1", port)):
+            starting = pool.submit(launch, home, "--backend", "fake", "--listen", f"127.0.0.1:{port}")
+            support.eventually(lambda: starting.done() or _opened_by_another(home / "daemon.pid"), 60)
+        os.close(lock)
+        process, word = starting.result()
+    process.send_signal(signal.SIGINT)
+    process.wait()
+    assert word == b"ready\n"
+
+
+def _opened_by_another(file: Path) -> bool:
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if link.parts[2] != str(os.getpid()) and link.readlink() == file:
+                return True
+    return False
 
 
 def test_a_restart_of_the_host_is_noticed(home: Path, options: tuple[str, ...]) -> None:

@@ -79,12 +79,6 @@ def _run(options: argparse.Namespace) -> None:
     from skerry.daemon import app, listening, logs, server
 
     logs.configure()
-    doors = listening.open_doors(
-        options.listen or os.environ.get("SKERRY_LISTEN", "").replace(",", " ").split(),
-        *(options.host_name, options.tls_cert, options.tls_key),
-    )
-    place = options.grpc or os.environ.get("SKERRY_GRPC", "")
-    grpc = listening.grpc_addresses(place, secure=bool(options.tls_cert)) if place else []
 
     def ready(grpc_served: Sequence[str]) -> None:
         if options.foreground:
@@ -97,6 +91,14 @@ def _run(options: argparse.Namespace) -> None:
     gc.freeze()  # what is loaded by now stays: the collector need not look at it again and again
     lock = server.take_lock(home)
     try:
+        # With the lock: an earlier daemon that is on its way out, or a process that it was just starting, has the
+        # addresses as long as it has the lock.
+        doors = listening.open_doors(
+            options.listen or os.environ.get("SKERRY_LISTEN", "").replace(",", " ").split(),
+            *(options.host_name, options.tls_cert, options.tls_key),
+        )
+        place = options.grpc or os.environ.get("SKERRY_GRPC", "")
+        grpc = listening.grpc_addresses(place, secure=bool(options.tls_cert)) if place else []
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(
                 app.serve(
