@@ -3,7 +3,8 @@
  * It loads what drivers the machine needs, asks the host for steps over the serial port, and starts a second process
  * that executes them and becomes the guest, in a pid namespace of its own. It then passes connections on to the guest
  * (see wire.c) and ends the machine with it. What it finds in the initial RAM disk: /modules/00 and so on in the order
- * in which they are to be loaded, the seccomp programs in /profiles, and empty directories to mount on. */
+ * in which they are to be loaded, the same in /network for machines that have one, the seccomp programs in /profiles,
+ * /resolv.conf, and empty directories to mount on. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -43,11 +44,11 @@ static _Noreturn void power_off(void)
     _exit(1);
 }
 
-static void load_modules(void)
+void sk_load_modules(const char *directory)
 {
     char path[32];
     for (int number = 0; number < 100; number++) {
-        snprintf(path, sizeof path, "/modules/%02d", number);
+        snprintf(path, sizeof path, "%.20s/%02d", directory, number);
         int fd = open(path, O_RDONLY | O_CLOEXEC);
         if (fd < 0)
             return;
@@ -168,7 +169,7 @@ int sk_boot_main(void)
     signal(SIGPIPE, SIG_IGN);
     sk_answer_lines(STDOUT_FILENO); /* the console */
     sk_check(mount("dev", "/dev", "devtmpfs", MS_NOSUID, NULL), "devtmpfs", "mount");
-    load_modules();
+    sk_load_modules("/modules");
     sk_wire_open(open_port());
     sk_wire_send(WIRE_HELLO, 0, NULL, 0);
     size_t len = sk_wire_await(WIRE_STEPS, &start);

@@ -3,6 +3,7 @@
 #ifndef SKERRY_KERNEL_H
 #define SKERRY_KERNEL_H
 
+#include <netinet/in.h>
 #include <stdint.h>
 
 enum {
@@ -72,6 +73,29 @@ struct capability_data {
 /* the random device */
 #define RANDOM_ADD 0x40085203u
 #define RANDOM_RESEED 0x5207u
+
+/* network devices of programs */
+#define TUN_SET_DEVICE 0x400454cau
+#define TUN_SET_INDEX 0x400454dau
+#define TUN_TAP 0x0002
+#define TUN_NO_HEADER 0x1000
+
+/* addresses and routes of IPv6, by ioctl */
+struct interface_address {
+    struct in6_addr address;
+    uint32_t prefix;
+    int index;
+};
+
+struct interface_route {
+    struct in6_addr to, from, gateway;
+    uint32_t type;
+    uint16_t to_prefix, from_prefix;
+    uint32_t metric;
+    unsigned long info;
+    uint32_t flags;
+    int index;
+};
 
 /* PR_SET_SECUREBITS: no root, no setuid fixup, no ambient raise, each locked, and keep_caps locked at off */
 #define SECUREBITS_NOTHING 0xefu

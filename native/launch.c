@@ -36,9 +36,9 @@
  *   confine SLOT                 no_new_privs, Landlock with these rules, the seccomp program
  *   guest KEY=VALUE...           the end: become the guest
  *   exec OUT ERR PATH ARG...     or: become this program, with these slots as its stdout and stderr
- *   machine OUT ERR STEPS COUNTER DISK PATH ARG...
+ *   machine OUT ERR STEPS COUNTER DISK TAP PATH ARG...
  *                                or: run this monitor of a virtual machine, whose first process gets the steps in that
- *                                slot and answers on OUT; DISK is a slot or "-"; COUNTER holds how many processes its
+ *                                slot and answers on OUT; DISK and TAP are slots or "-"; COUNTER holds how many processes its
  *                                kernel has killed for want of memory
  *   serve ERR PATH PROGRAM ARG... start a program with a listening socket at PATH as its descriptor 3
  *
@@ -61,8 +61,10 @@
  *   unmount PATH
  *
  * Role boot (boot.c) is the first process of a virtual machine; the guest is its child, and gets its steps by the
- * machine's serial port. Four more, the first three before there is a new root:
+ * machine's serial port. More, all but the last before there is a new root:
  *
+ *   drivers DIRECTORY            load the modules in it: DIRECTORY/00 and so on
+ *   interface NAME IPV4 IPV6     give a network device its addresses and the routes to everywhere
  *   mount TYPE SOURCE PATH FLAGS OPTIONS   "ro", "noexec", "noatime" in FLAGS
  *   write PATH TEXT              to a file that is there
  *   chown PATH UID GID           with mode 0755
@@ -231,9 +233,11 @@ static void execute(const struct sk_cursor *c)
     } else if (strcmp(c->argv[0], "exec") == 0) {
         keep_program(c, 5);
     } else if (strcmp(c->argv[0], "machine") == 0) {
-        keep_program(c, 8);
+        keep_program(c, 9);
     } else if (strcmp(c->argv[0], "serve") == 0) {
         sk_serve_step(c);
+    } else if (sk_is_step(c, "drivers", 1)) {
+        sk_load_modules(c->argv[1]);
     } else if (sk_is_step(c, "mount", 5)) {
         mount_at(c);
     } else if (sk_is_step(c, "write", 2)) {

@@ -42,6 +42,10 @@ int sk_become_init(void); /* executes the steps, becomes the guest; its exit sta
 void sk_serve_step(const struct sk_cursor *c);
 _Noreturn void sk_become_machine(const struct sk_cursor *c);
 
+/* ---- boot.c ---- */
+
+void sk_load_modules(const char *directory); /* DIRECTORY/00 and so on */
+
 /* ---- mounts.c, privileges.c: execute the step, if it is one of theirs ---- */
 
 bool sk_mount_step(const struct sk_cursor *c);

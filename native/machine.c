@@ -16,8 +16,10 @@
 #include "kernel.h"
 #include "wire.h"
 
-/* What they are here, and for the monitor: host.vm knows these numbers. */
-enum { OUT = 5, ERR = 6, STEPS = 7, COUNTER = 8, DISK = 9, MONITOR_WIRE = 3, MONITOR_DISK = 4, SERVED = 3 };
+/* What they are here, and for the monitor: host.vm knows these numbers. Without a disk or a tap it is
+ * /dev/null. */
+enum { OUT = 5, ERR = 6, STEPS = 7, COUNTER = 8, DISK = 9, TAP = 10, SERVED = 3 };
+enum { MONITOR_WIRE = 3, MONITOR_DISK = 4, MONITOR_TAP = 5 };
 
 static int answers = OUT, listener = -1, ended = -1;
 static bool up;
@@ -112,43 +114,46 @@ static bool child_ended(void)
     return false;
 }
 
-static void start_monitor(char **argv, int wire, bool has_disk)
+static void start_monitor(char **argv, int wire)
 {
     pid_t pid = fork();
     if (pid < 0)
         _exit(1);
     if (pid == 0) {
         int log = fcntl(ERR, F_DUPFD_CLOEXEC, 200), disk = fcntl(DISK, F_DUPFD_CLOEXEC, 200);
+        int tap = fcntl(TAP, F_DUPFD_CLOEXEC, 200);
         wire = fcntl(wire, F_DUPFD_CLOEXEC, 200);
-        if (log >= 0 && wire >= 0 && dup2(wire, MONITOR_WIRE) >= 0 && (!has_disk || dup2(disk, MONITOR_DISK) >= 0))
-            execute(argv, log, has_disk ? MONITOR_DISK : MONITOR_WIRE);
+        if (log >= 0 && wire >= 0 && dup2(wire, MONITOR_WIRE) >= 0 && dup2(disk, MONITOR_DISK) >= 0 &&
+            dup2(tap, MONITOR_TAP) >= 0)
+            execute(argv, log, MONITOR_TAP);
         _exit(127);
     }
 }
 
 _Noreturn void sk_become_machine(const struct sk_cursor *c)
 {
-    static const int places[] = { OUT, ERR, STEPS, COUNTER, DISK };
-    bool has_disk = strcmp(c->argv[5], "-") != 0;
-    int pair[2], high[5];
-    for (int i = 0; i < 5; i++) {
-        int slot = i < 4 || has_disk ? sk_slots[sk_slot("machine", c->argv[1 + i])] : -1;
-        high[i] = slot < 0 ? -1 : (int)sk_check(fcntl(slot, F_DUPFD_CLOEXEC, 200), "descriptors", c->argv[1 + i]);
-    }
+    enum { PLACES = 6, PROGRAM = PLACES + 1 };
+    static const int places[PLACES] = { OUT, ERR, STEPS, COUNTER, DISK, TAP };
+    int pair[2], high[PLACES];
     int null = (int)sk_check(open("/dev/null", O_RDWR), "descriptors", "/dev/null");
     null = (int)sk_check(fcntl(null, F_DUPFD_CLOEXEC, 200), "descriptors", "null");
+    for (int i = 0; i < PLACES; i++) {
+        const char *slot = c->argv[1 + i];
+        bool none = places[i] >= DISK && strcmp(slot, "-") == 0;
+        int fd = none ? null : sk_slots[sk_slot("machine", slot)];
+        high[i] = (int)sk_check(fcntl(fd, F_DUPFD_CLOEXEC, 200), "descriptors", slot);
+    }
     sk_control_fd = (int)sk_check(fcntl(sk_control_fd, F_DUPFD_CLOEXEC, 200), "descriptors", "control");
     for (int fd = 0; fd < 3; fd++)
         sk_check(dup2(null, fd), "descriptors", "dup2");
     sk_check(dup3(sk_control_fd, 4, O_CLOEXEC), "descriptors", "dup3");
     sk_control_fd = 4;
-    for (int i = 0; i < 5; i++)
-        if (high[i] >= 0)
-            sk_check(dup3(high[i], places[i], O_CLOEXEC), "descriptors", "dup3");
-    sk_check(syscall(NR_CLOSE_RANGE, has_disk ? DISK + 1u : (unsigned)DISK, LAST_FD, 0), "descriptors", "close_range");
+    for (int i = 0; i < PLACES; i++)
+        sk_check(dup3(high[i], places[i], O_CLOEXEC), "descriptors", "dup3");
+    sk_check(syscall(NR_CLOSE_RANGE, TAP + 1u, LAST_FD, 0), "descriptors", "close_range");
     sk_check(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable", "");
     prctl(PR_SET_NAME, "skerry-machine", 0, 0, 0);
-    int found = (int)sk_check(open(c->argv[6], O_PATH | O_CLOEXEC), "machine", c->argv[6]);
+    int found = (int)sk_check(open(c->argv[PROGRAM], O_PATH | O_CLOEXEC), "machine", c->argv[PROGRAM]);
     close(found); /* said while somebody listens */
     sk_wait_for_the_last_word();
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
@@ -156,7 +161,8 @@ _Noreturn void sk_become_machine(const struct sk_cursor *c)
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, SIGCHLD);
-    start_monitor((char **)(uintptr_t)c->argv + 6, pair[1], has_disk);
+    start_monitor((char **)(uintptr_t)c->argv + PROGRAM, pair[1]);
+    close(TAP); /* it is the monitor's alone, and goes with it */
     sigprocmask(SIG_BLOCK, &signals, NULL);
     ended = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     close(pair[1]);

@@ -7,18 +7,25 @@
  *   'n' u32 PROTOCOL, messages         send them to netlink, each of which asks for an acknowledgement
  *   's' u32 TYPE, a socket address     a socket of this type that is bound there, and listens if it can; it comes with
  *                                      the answer
+ *   't' u32 TYPE, a socket address     the same, for packets to any address (IP_TRANSPARENT); datagrams come with theirs
+ *   'd' u32 INDEX, NAME                a tap device with this index and name, which lasts as long as the descriptor that
+ *                                      comes with the answer
  *
  * It ends when the daemon has nothing more to say. What is done, and why, is the daemon's: there is no policy here.
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <sched.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
 
+#include "kernel.h"
 #include "skerry.h"
 
 enum { REQUEST_MAX = 64 * 1024, BACKLOG = 1024, PATIENCE = 5 };
@@ -96,16 +103,46 @@ static int tell_netlink(uint32_t protocol, const char *messages, size_t len)
     return failure;
 }
 
-static int open_socket(uint32_t type, const struct sockaddr *address, socklen_t len, int *made)
+static bool set(int fd, int level, int option)
 {
     const int on = 1;
+    return setsockopt(fd, level, option, &on, sizeof on) == 0;
+}
+
+static bool accept_any_address(int fd, bool six, bool datagrams)
+{
+    if (six)
+        return set(fd, IPPROTO_IPV6, IPV6_TRANSPARENT) && (!datagrams || set(fd, IPPROTO_IPV6, IPV6_RECVPKTINFO));
+    return set(fd, IPPROTO_IP, IP_TRANSPARENT) && (!datagrams || set(fd, IPPROTO_IP, IP_PKTINFO));
+}
+
+static int open_socket(uint32_t type, const struct sockaddr *address, socklen_t len, bool any_address, int *made)
+{
     int fd = socket(address->sa_family, (int)type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return errno;
     bool six = address->sa_family == AF_INET6;
-    if ((six && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on) < 0) ||
-        (type == SOCK_STREAM && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) < 0) ||
+    if ((six && !set(fd, IPPROTO_IPV6, IPV6_V6ONLY)) || (type == SOCK_STREAM && !set(fd, SOL_SOCKET, SO_REUSEADDR)) ||
+        (any_address && !accept_any_address(fd, six, type == SOCK_DGRAM)) ||
         bind(fd, address, len) < 0 || (type == SOCK_STREAM && listen(fd, BACKLOG) < 0)) {
+        int failure = errno;
+        close(fd);
+        return failure;
+    }
+    *made = fd;
+    return 0;
+}
+
+static int open_tap(uint32_t index, const char *name, size_t len, int *made)
+{
+    struct ifreq device = { .ifr_flags = TUN_TAP | TUN_NO_HEADER };
+    if (len == 0 || len >= sizeof device.ifr_name)
+        return EINVAL;
+    memcpy(device.ifr_name, name, len);
+    int fd = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return errno;
+    if (ioctl(fd, TUN_SET_INDEX, &index) < 0 || ioctl(fd, TUN_SET_DEVICE, &device) < 0) {
         int failure = errno;
         close(fd);
         return failure;
@@ -127,12 +164,15 @@ static int serve(size_t len, int given, int *made)
         return given < 0 ? EBADF : enter(given, number);
     case 'n':
         return tell_netlink(number, rest, left);
-    case 's': {
+    case 'd':
+        return open_tap(number, rest, left, made);
+    case 's':
+    case 't': {
         struct sockaddr_storage address = { 0 };
         if (left < sizeof address.ss_family || left > sizeof address)
             return EINVAL;
         memcpy(&address, rest, left);
-        return open_socket(number, (struct sockaddr *)&address, (socklen_t)left, made);
+        return open_socket(number, (struct sockaddr *)&address, (socklen_t)left, *request == 't', made);
     }
     default:
         return EINVAL;

@@ -5,6 +5,8 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <net/if.h>
+#include <net/route.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
@@ -55,6 +57,44 @@ static void loopback(void)
     struct ifreq request = { .ifr_name = "lo", .ifr_flags = IFF_UP };
     int fd = (int)sk_check(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), "loopback", "socket");
     sk_check(ioctl(fd, SIOCSIFFLAGS, &request), "loopback", "up");
+    close(fd);
+}
+
+static struct ifreq with_address(const char *name, in_addr_t address)
+{
+    struct ifreq device = { 0 };
+    const struct sockaddr_in value = { .sin_family = AF_INET, .sin_addr.s_addr = address };
+    strncpy(device.ifr_name, name, sizeof device.ifr_name - 1);
+    memcpy(&device.ifr_addr, &value, sizeof value);
+    return device;
+}
+
+/* Its route leads everywhere. At the other end everything has the address of this end: nobody is asked for any. */
+static void interface(char *name, const char *four, const char *six)
+{
+    struct ifreq own = with_address(name, inet_addr(four)), mask = with_address(name, INADDR_NONE);
+    struct ifreq up = { .ifr_flags = IFF_UP | IFF_NOARP };
+    struct rtentry route = { .rt_flags = RTF_UP, .rt_dev = name };
+    struct interface_address address = { .prefix = 128, .index = (int)if_nametoindex(name) };
+    struct interface_route anywhere = { .flags = RTF_UP, .metric = 1, .index = address.index };
+    const struct sockaddr_in all = { .sin_family = AF_INET };
+    errno = EINVAL;
+    if (inet_pton(AF_INET6, six, &address.address) != 1)
+        sk_fail("interface", six);
+    strncpy(up.ifr_name, name, sizeof up.ifr_name - 1);
+    int fd = (int)sk_check(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), "interface", "socket");
+    sk_check(ioctl(fd, SIOCSIFADDR, &own), "interface", four);
+    sk_check(ioctl(fd, SIOCSIFNETMASK, &mask), "interface", "IPv4 mask");
+    sk_check(ioctl(fd, SIOCSIFFLAGS, &up), "interface", "up");
+    memcpy(&route.rt_dst, &all, sizeof all);
+    memcpy(&route.rt_genmask, &all, sizeof all);
+    sk_check(ioctl(fd, SIOCADDRT, &route), "interface", "IPv4 route");
+    close(fd);
+    fd = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return; /* a kernel without IPv6 */
+    sk_check(ioctl(fd, SIOCSIFADDR, &address), "interface", six);
+    sk_check(ioctl(fd, SIOCADDRT, &anywhere), "interface", "IPv6 route");
     close(fd);
 }
 
@@ -203,6 +243,8 @@ bool sk_privilege_step(const struct sk_cursor *c, bool rootful)
         sk_check(sethostname(c->argv[1], strlen(c->argv[1])), "hostname", c->argv[1]);
     else if (sk_is_step(c, "loopback", 0))
         loopback();
+    else if (sk_is_step(c, "interface", 3))
+        interface(c->argv[1], c->argv[2], c->argv[3]);
     else if (sk_is_step(c, "rlimit", 2))
         limit(c);
     else if (sk_is_step(c, "bound", 0))

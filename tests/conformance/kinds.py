@@ -1,7 +1,7 @@
 """Which backends the suites run against: a new one needs one entry here, and nothing else.
 
 The conformance suite takes all of them; those of attacks, networks and leaks take `namespace` and those that are
-`attacked`.
+`attacked`. Some tests of networks also take those that are `networked`.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Kind:
     gives: frozenset[str]
     attacked: bool = False
     """True if the suites of attacks, networks, failpoints and cycles run against it."""
+    networked: bool = False
+    """True if those tests do that are marked so: about how a network is made, not about its rules."""
     failpoints: frozenset[str] = frozenset(POINTS)
     """Those that its creates and deletes pass."""
     slowness: float = 1.0
@@ -106,12 +108,15 @@ KINDS = (
         frozenset(
             {"isolated", "own_root", "plain_user", "pids", "users", "protected", "terminals", "nameless"}
         ),
+        networked=True,
         slowness=6.0,
         always=frozenset({"test_users"}),
     ),
 )
 RUNGS = {kind.name: kind for kind in KINDS if kind.attacked}
 """The backends beside `namespace` that are attacked, by name."""
+NETWORKED = {kind.name: kind for kind in KINDS if kind.attacked or kind.networked}
+"""Those that tests marked `networked` run against."""
 
 
 @functools.cache
@@ -125,7 +130,7 @@ def unavailable(name: str) -> str:
             await backend.close()
 
     with support.temporary_home() as home:
-        found = asyncio.run(probe(RUNGS[name].make(str(home))))
+        found = asyncio.run(probe(NETWORKED[name].make(str(home))))
     return "" if found.available else found.reason
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from skerry.client import autostart
-from tests import support
+from tests import machines, support
 from tests.conformance import kinds
-from tests.conformance.kinds import RUNGS, skip_unless_given
+from tests.conformance.kinds import NETWORKED, RUNGS, skip_unless_given
 from tests.integration import daemon as daemons
 from tests.integration.daemon import Daemon, started
 
@@ -33,10 +33,14 @@ def environment(daemon: Daemon) -> Iterator[str]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Each test of a daemon's `user`: root's, another's, and root's with each rung, which is a soak but in tests that
-    are marked `each_rung`."""
+    are marked `each_rung`, and with slow ones there, too."""
     if "user" in metafunc.fixturenames and not _chosen_by_itself(metafunc):
-        marks = [] if metafunc.definition.get_closest_marker("each_rung") else [pytest.mark.soak]
-        rungs = (pytest.param(name, marks=marks) for name in RUNGS)
+        quick = metafunc.definition.get_closest_marker("each_rung") is not None
+        found = (NETWORKED if metafunc.definition.get_closest_marker("networked") else RUNGS).values()
+        rungs = (
+            pytest.param(kind.name, marks=[] if quick and kind.slowness == 1 else [pytest.mark.soak])
+            for kind in found
+        )
         whose = [*support.first_of(["rootful", "rootless"]), *rungs]
         metafunc.parametrize("user", whose, indirect=True)
 
@@ -47,7 +51,7 @@ def _chosen_by_itself(metafunc: pytest.Metafunc) -> bool:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     callspec = getattr(item, "callspec", None)
-    if callspec is not None and (rung := RUNGS.get(callspec.params.get("user", ""))) is not None:
+    if callspec is not None and (rung := NETWORKED.get(callspec.params.get("user", ""))) is not None:
         skip_unless_given(item, rung.name, rung.gives)
 
 
@@ -56,8 +60,10 @@ def user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> sup
     """Whose the daemon is; None: root's. Of a rung, its daemon serves every request with that backend."""
     if request.param == "rootful":
         return None
-    if request.param in RUNGS:
+    if request.param in NETWORKED:
         kinds.require(request.param)
+        for name, value in machines.settings().items():
+            monkeypatch.setenv(name, value)
         monkeypatch.setattr(daemons, "OPTIONS", ("--backend", request.param))
         return None
     # Root may use the daemons of others, but its SDK has to be talked into it.

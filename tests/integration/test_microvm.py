@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import socket
+import subprocess
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -16,7 +19,12 @@ from skerry.backends import microvm
 from skerry.backends.base import InstanceSpec
 from skerry.backends.machine import Machine
 from skerry.backends.microvm import MicrovmBackend
+from skerry.egress.addresses import Address, Ranges
+from skerry.egress.limits import Meter, Traffic
+from skerry.egress.proxy import Proxy, Witness
+from skerry.egress.rules import Rules
 from skerry.errors import IsolationUnavailable, LaunchFailed
+from skerry.fairness import budget
 from skerry.guest.channel import Channel
 from skerry.host import vm
 from skerry.images.store import ImageStore
@@ -32,6 +40,22 @@ NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
 HUNGRY = "python3 -c 'x = [bytes([7]) * (16 << 20) for _ in range(30)]; print(len(x))'"
 """More than the machine has, a part at a time."""
+
+TRIED = ("93.184.216.34", "10.0.0.1", "192.0.2.1", "2606:2800:220:1::34")
+REACH = f"""
+import json, socket
+answers, name = [], 0
+for host in {TRIED!r}:
+    with socket.create_connection((host, 80)) as s:
+        s.sendall(b"GET / HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n")
+        answers.append(s.makefile().readline())
+try:
+    socket.getaddrinfo("no.example", 80)
+except socket.gaierror as error:
+    name = error.errno
+devices = sorted(line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line)
+print(json.dumps({{"answers": answers, "name": name, "devices": devices}}))
+"""
 
 FILES_OF_BLANKS = 20
 """At most, of those that are kept ready."""
@@ -86,6 +110,11 @@ def box(place: Place) -> Iterator[Box]:
     place.run(place.backend.stop(box.id))
 
 
+async def never(name: str) -> list[Address]:
+    """Resolves nothing: nothing is allowed."""
+    raise AssertionError(name)
+
+
 def sh(place: Place, box: Box, script: str, **options: Any) -> Result:
     return place.run(box.sh(script, **options))
 
@@ -95,6 +124,12 @@ def processes(home: Path, environment_id: str) -> dict[str, int]:
     first = os.readlink(home / "instances" / environment_id / "process").split()[0]
     children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
     return {Path(f"/proc/{pid}/comm").read_text().strip(): int(pid) for pid in (first, *children)}
+
+
+def setting(pid: int, name: str) -> str:
+    """A sysctl of a process's network."""
+    entered = ["nsenter", "--net", "--target", str(pid), "--", "cat", f"/proc/sys/{name}"]
+    return subprocess.run(entered, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def status(pid: int) -> dict[str, str]:
@@ -185,12 +220,43 @@ def test_environment_ends_with_its_monitor(place: Place) -> None:
     place.run(check())
 
 
-def test_network_is_refused_and_the_error_names_what_can(place: Place) -> None:
-    spec = place.spec(network="public")
-    with pytest.raises(IsolationUnavailable, match="no network") as refused:
-        place.run(place.backend.start(spec))
-    assert "gvisor" in refused.value.hint
-    place.run(place.backend.stop(spec.environment_id))
+def test_network_leads_to_the_daemon_alone(place: Place) -> None:
+    """By IPv4 and IPv6, by names and without, for an environment that may reach nothing."""
+
+    async def check() -> None:
+        box = await place.open(workspace="memory", network="allowlist", allow=("example.com",))
+        try:
+            monitor = processes(place.home, box.id)["qemu-system-x86"]
+            kinds = {os.readlink(f"/proc/{monitor}/fd/{fd}") for fd in os.listdir(f"/proc/{monitor}/fd")}
+            assert "/dev/net/tun" in kinds
+            assert setting(monitor, "net/ipv4/tcp_orphan_retries") == "4"
+            sockets = await place.backend.open_network(box.id)
+            rules = Rules.parse("allowlist", (), Ranges())
+            meter, flow = Meter(LIMITS, Traffic()), budget().flow()
+            proxy = Proxy(rules, sockets.tcp, sockets.udp, Witness(), never, meter, flow)
+            try:
+                result = await box.run("python3", "-c", REACH)
+            finally:
+                await proxy.close()
+            found = json.loads(result.stdout or result.stderr)
+            assert found["devices"] == ["eth0", "lo"]
+            assert found["name"] == socket.EAI_NONAME
+            assert all(answer.startswith("HTTP/1.1 403 ") for answer in found["answers"]), found
+            assert {(each.host, each.port) for each in proxy.denials} == {
+                ("no.example", 0),
+                *((host, 80) for host in TRIED),
+            }
+        finally:
+            await box.channel.close()
+            await place.backend.stop(box.id)
+
+    place.run(check())
+
+
+def test_network_has_to_be_there_from_the_start(place: Place, box: Box) -> None:
+    with pytest.raises(IsolationUnavailable, match="without a network") as refused:
+        place.run(place.backend.open_network(box.id))
+    assert "create it with the network" in refused.value.hint
 
 
 def test_machine_that_never_answers_is_ended_at_the_deadline(

@@ -18,14 +18,14 @@ from skerry.client.sync.environment import Environment
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.manager.network.network import ONE_BY_ONE
 from tests import certificates, support
-from tests.conformance.kinds import RUNGS
+from tests.conformance.kinds import NETWORKED
 from tests.integration import networks
 from tests.integration.daemon import Daemon, started
 from tests.integration.internet import internet
 from tests.integration.networks import INTERNAL, OTHER, PUBLIC, contained, fetch, home_of, world
 
 pytestmark = pytest.mark.root
-needs, each_rung = pytest.mark.needs, pytest.mark.each_rung
+needs, each_rung, networked = pytest.mark.needs, pytest.mark.each_rung, pytest.mark.networked
 HOLD = """
 import socket
 held = [socket.create_connection(("example.com", 80)) for _ in range(2)]
@@ -38,12 +38,13 @@ print(s.makefile().read())
 @pytest.fixture(autouse=True, params=support.first_of([0, 3]), ids=["cold", "pooled"])
 def _start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every policy holds the same way for what is started then and for what was started before."""
-    rung = RUNGS.get(request.node.callspec.params.get("user", ""))
+    rung = NETWORKED.get(request.node.callspec.params.get("user", ""))
     if request.param and rung is not None and "late_network" not in rung.gives:
         pytest.skip(f"what is in a pool of {rung.name} has no network")
     monkeypatch.setattr(networks, "POOLED", request.param)
 
 
+@networked
 @each_rung
 @contained
 def test_nothing_by_default(user: support.Nobody | None) -> None:
@@ -55,6 +56,7 @@ def test_nothing_by_default(user: support.Nobody | None) -> None:
         assert env.network.show()["network"] == "none"
 
 
+@networked
 @each_rung
 @pytest.mark.requirement("R33", "F6")
 @contained
@@ -86,6 +88,7 @@ def test_exactly_what_was_allowed(user: support.Nobody | None) -> None:
         assert rows[1]["detail"]["received_bytes"] > 6
 
 
+@networked
 @contained
 def test_a_flood_of_connections_does_not_fill_the_audit(user: support.Nobody | None) -> None:
     code = (
@@ -110,6 +113,7 @@ def test_a_flood_of_connections_does_not_fill_the_audit(user: support.Nobody | N
         assert rows[-1]["places"] == {"example.com:80": rows[-1]["connections"]}
 
 
+@networked
 @pytest.mark.requirement("R33")
 @contained
 def test_never_the_inside(user: support.Nobody | None) -> None:
@@ -150,6 +154,7 @@ def test_one_that_was_made_ready_is_as_one_that_was_not(user: support.Nobody | N
                 time.sleep(0.01)
 
 
+@networked
 @contained
 def test_never_the_machine_itself(user: support.Nobody | None) -> None:
     with internet([PUBLIC]) as outside, home_of(user) as home:
@@ -226,6 +231,7 @@ def denied(daemon: Daemon, env: Environment) -> list[tuple[str, str]]:
     return [(row["host"], row["reason"]) for row in rows]
 
 
+@networked
 @contained
 def test_connections_at_once(user: support.Nobody | None) -> None:
     with (
@@ -263,6 +269,7 @@ def test_traffic(user: support.Nobody | None) -> None:
         assert reason in fetch(env, "http://example.com/")
 
 
+@networked
 @contained
 def test_traffic_is_counted_beyond_a_daemon(user: support.Nobody | None) -> None:
     """To the byte if it is told to stop; if it is killed, all but a 64th of the limit."""

@@ -105,6 +105,7 @@ def test_no_other_network_than_its_own_is_entered(user: support.Nobody) -> None:
                 again.network.allow("example.com")
 
 
+@pytest.mark.networked
 @pytest.mark.requirement("R33")
 @contained
 def test_two_environments_do_not_reach_each_other(user: support.Nobody | None) -> None:
@@ -134,6 +135,7 @@ def test_two_environments_do_not_reach_each_other(user: support.Nobody | None) -
         server.kill()
 
 
+@pytest.mark.networked
 @pytest.mark.requirement("R33")
 @contained
 def test_never_the_daemon(user: support.Nobody | None) -> None:

@@ -31,6 +31,7 @@ def rows(daemon: Daemon, kind: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.networked
 @contained
 def test_every_connection_has_its_own_end_in_the_audit(user: support.Nobody | None) -> None:
     """Also those that were open when the daemon was killed, while others had come to theirs."""

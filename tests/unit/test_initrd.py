@@ -33,6 +33,8 @@ def kernel(tmp_path: Path) -> Kernel:
     module(modules, "virtio_console", "virtio_ring", "virtio")
     module(modules, "virtiofs", "fuse", "virtio")
     module(modules, "fuse")
+    module(modules, "virtio_net", "virtio", "net_failover")
+    module(modules, "net_failover")
     (modules / "modules.builtin").write_text("kernel/drivers/block/virtio_blk.ko\n")
     return Kernel(path, modules)
 
@@ -57,6 +59,16 @@ def test_ram_disk_is_made_once_for_the_same_contents(kernel: Kernel, tmp_path: P
     assert (first / "kernel").read_bytes() == b"kernel"
     kernel.path.write_bytes(b"another")
     assert initrd.prepare(kernel, str(tmp_path / "boot")) != first
+
+
+def test_only_machines_with_a_network_load_its_drivers(kernel: Kernel, tmp_path: Path) -> None:
+    disk = (initrd.prepare(kernel, str(tmp_path / "boot")) / "initrd").read_bytes()
+    for name in (b"modules/05", b"network/00", b"network/01"):
+        assert name + b"\0" in disk
+    assert b"modules/06\0" not in disk
+    parts = disk.split(b"network/0")
+    assert b"ELF virtio_net" not in parts[0]
+    assert (b"ELF net_failover" in parts[1], b"ELF virtio_net" in parts[2]) == (True, True)
 
 
 def test_old_versions_are_removed(kernel: Kernel, tmp_path: Path) -> None:

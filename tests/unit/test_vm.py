@@ -19,8 +19,21 @@ def rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vm, "tick_rate", lambda: 2_600_000)
 
 
-def definition(*, disk: bool = False, program: bool = False) -> VirtualMachine:
-    return VirtualMachine.of(LIMITS, disk=disk, program=program, disk_operations=4000, disk_bytes=MIB)
+def definition(*, disk: bool = False, program: bool = False, network: bool = False) -> VirtualMachine:
+    return VirtualMachine.of(
+        LIMITS, disk=disk, program=program, network=network, disk_operations=4000, disk_bytes=MIB
+    )
+
+
+def inside(
+    workspace: plan.Workspace,
+    profile: str = "default",
+    layers: tuple[str, ...] = (),
+    *,
+    network: bool = False,
+) -> list[list[str]]:
+    """The steps in the machine."""
+    return steps(vm.inner_steps(workspace, LIMITS, 60.0, profile, layers, network=network))
 
 
 def steps(encoded: bytes) -> list[list[str]]:
@@ -48,6 +61,33 @@ def test_machine_has_no_device_that_is_not_named() -> None:
     assert not any("net" in word for word in devices)
 
 
+def test_network_device_only_passes_frames_on_and_has_the_tap_by_a_descriptor() -> None:
+    arguments = definition(network=True).qemu("tcg")
+    assert arguments[arguments.index("-netdev") + 1] == "tap,id=net,fd=5"
+    (device,) = [word for word in arguments if word.startswith("virtio-net-device")]
+    assert {"ctrl_vq=off", "mq=off", "mac=02:00:00:00:00:02"} <= set(device.split(","))
+
+
+def test_only_a_machine_with_a_network_has_its_driver_its_address_and_a_resolver() -> None:
+    workspace = plan.Workspace(memory=MIB)
+    more = [step for step in inside(workspace, network=True) if step not in inside(workspace)]
+    assert more == [
+        ["drivers", "/network"],
+        ["interface", "eth0", "192.0.2.2", "2001:db8::2"],
+        ["tree", "2", "/resolv.conf", "ro"],
+        ["place", "2", "etc/resolv.conf"],
+    ]
+
+
+def test_tap_comes_before_the_disk_and_the_layers() -> None:
+    made = definition(disk=True, network=True)
+    machine = next(step for step in steps(vm.monitor_steps(made, "tcg", ("a",))) if step[0] == "machine")
+    assert machine[5:7] == ["6", "5"]
+    assert ["place", "7", "export/layers/a"] in steps(vm.monitor_steps(made, "tcg", ("a",)))
+    alone = next(step for step in steps(vm.monitor_steps(definition(), "tcg", ())) if step[0] == "machine")
+    assert alone[5:7] == ["-", "-"]
+
+
 def test_disk_has_limits_and_is_known_by_a_descriptor_alone() -> None:
     arguments = definition(disk=True).qemu("tcg")
     drive = arguments[arguments.index("-drive") + 1].split(",")
@@ -62,7 +102,7 @@ def test_emulated_machine_is_told_how_fast_its_counter_is() -> None:
 
 
 def test_arguments_fit_into_a_step() -> None:
-    encoded = vm.monitor_steps(definition(disk=True), "tcg", ("a", "b"))
+    encoded = vm.monitor_steps(definition(disk=True, network=True), "tcg", ("a", "b"))
     assert max(len(step) for step in steps(encoded)) <= 96
 
 
@@ -73,7 +113,7 @@ def test_monitor_is_started_last_and_without_privileges() -> None:
 
 
 def test_workload_is_confined_in_the_machine_as_it_is_without_one() -> None:
-    inner = steps(vm.inner_steps(plan.Workspace(memory=MIB), LIMITS, 60.0, "strict", ("layer",)))
+    inner = inside(plan.Workspace(memory=MIB), "strict", ("layer",))
     names = [step[0] for step in inner]
     assert ["open", "0", "/profiles/strict"] in inner
     assert ["write", "/cgroups/skerry/pids.max", "64"] in inner
@@ -88,13 +128,11 @@ def test_program_has_a_server_of_its_own() -> None:
     arguments = definition(program=True).qemu("tcg")
     assert any(word.endswith("tag=program") for word in arguments)
     assert not any(word.endswith("tag=program") for word in definition().qemu("tcg"))
-    mounts = [
-        step for step in steps(vm.inner_steps(vm.PROGRAM, LIMITS, 60.0, "default", ())) if step[0] == "mount"
-    ]
+    mounts = [step for step in inside(vm.PROGRAM) if step[0] == "mount"]
     assert [step[2:4] for step in mounts] == [["export", "/export"], ["program", "/program"]]
 
 
 def test_workspace_on_disk_belongs_to_the_user() -> None:
-    inner = steps(vm.inner_steps(plan.Workspace(volume="w"), LIMITS, 60.0, "default", ()))
+    inner = inside(plan.Workspace(volume="w"))
     assert ["chown", "/disk/w", "1000", "1000"] in inner
     assert ["volume", "1", "workspace", "w"] in inner

@@ -30,7 +30,7 @@ from skerry.backends.machine import Machine
 from skerry.errors import IsolationUnavailable, LaunchFailed, SkerryError
 from skerry.host import initrd, mounts, plan, seccomp, vm
 from skerry.host.cgroups import Cgroup
-from skerry.host.network import Sockets
+from skerry.host.network import Sockets, catch_all_of, tap_of
 from skerry.host.space import io_limits
 from skerry.host.volumes import SUBDIR
 from skerry.ids import new_id
@@ -47,10 +47,21 @@ START_SECONDS = 90.0
 PROBE_SECONDS = {"kvm": 5.0, "tcg": 60.0}
 """By accelerator, the better one first."""
 _KVM = "/dev/kvm"
+_TAP_CALLS = """
+[[calls.ioctl]] # TUNGETIFF
+when = [{ arg = 1, is = [0x8004_54D2] }]
+then = "allow"
+[[calls.ioctl]] # TUNSETOFFLOAD, to none
+when = [{ arg = 1, is = [0x4004_54D0] }, { arg = 2, is = [0] }]
+then = "allow"
+[[calls.ioctl]] # all others of a tap
+when = [{ arg = 1, mask = 0xFFC0, is = [0x54C0] }]
+then = "ENOTTY"
+"""
 _PROFILES = {
-    "tcg": 'extends = "filters"',
-    "kvm": """
-extends = "filters"
+    "tcg": f'extends = "filters"{_TAP_CALLS}',
+    "kvm": f"""
+extends = "filters"{_TAP_CALLS}
 [[calls.ioctl]] # on the device
 then = "allow"
 """,
@@ -148,11 +159,6 @@ class MicrovmBackend(LocalBackend):
     # How it is made.
 
     async def start(self, spec: InstanceSpec) -> Instance:
-        if spec.policy.network != "none":
-            raise IsolationUnavailable(
-                "a virtual machine has no network here",
-                hint='leave the network out, or ask for isolation "gvisor"',
-            )
         self._setup_of(spec.environment_id)
         return await super().start(spec)
 
@@ -196,24 +202,28 @@ class MicrovmBackend(LocalBackend):
             "memory": plan.Workspace(memory=memory_size(policy)),
         }[kind]
         names = tuple(layer.name for layer in spec.layers)
-        return vm.inner_steps(workspace, policy.limits, spec.orphan, policy.profile, names)
+        network = policy.network != "none"
+        return vm.inner_steps(workspace, policy.limits, spec.orphan, policy.profile, names, network=network)
 
     def rest_steps(self, spec: InstanceSpec, workspace: plan.Workspace) -> bytes:
         names = tuple(layer.name for layer in spec.layers)
         disk, program = workspace.volume is not None, workspace.directory is not None
-        definition = self._definition(spec.policy.limits, disk=disk, program=program)
+        network = spec.policy.network != "none"
+        definition = self._definition(spec.policy.limits, disk=disk, program=program, network=network)
         accelerator = self._setup_of(spec.environment_id).accelerator
         return vm.monitor_steps(definition, accelerator, names)
 
-    def _definition(self, limits: Limits, *, disk: bool = False, program: bool = False) -> vm.VirtualMachine:
+    def _definition(self, limits: Limits, **has: bool) -> vm.VirtualMachine:
         operations, bandwidth = io_limits()
-        return vm.VirtualMachine.of(
-            limits, disk=disk, program=program, disk_operations=operations, disk_bytes=bandwidth
-        )
+        return vm.VirtualMachine.of(limits, **has, disk_operations=operations, disk_bytes=bandwidth)
 
     async def workspace(
         self, kind: str, policy: Policy, blank: Blank, fds: Descriptors, descriptors: ExitStack
     ) -> plan.Workspace:
+        """With the tap of its network before it."""
+        if policy.network != "none":
+            fds.append(await asyncio.to_thread(tap_of, self._machine.helper, blank.launch.pid))
+            descriptors.callback(os.close, fds[-1])
         if kind != "disk":
             return await super().workspace(kind, policy, blank, fds, descriptors)
         assert self._volumes is not None
@@ -245,11 +255,14 @@ class MicrovmBackend(LocalBackend):
         return InstanceDirectory(self._instances, environment_id).connect()
 
     async def open_network(self, environment_id: str) -> Sockets:
-        self.get(environment_id)
-        raise IsolationUnavailable(
-            "a virtual machine has no network here",
-            hint='create an environment with isolation "gvisor"',
-        )
+        live, policy = self.get(environment_id), self._facts[environment_id].policy
+        if policy.network == "none":
+            raise IsolationUnavailable(
+                "it was created without a network, and its machine has none",
+                hint="create it with the network that it will need",
+            )
+        pid = live.running.handle.pid
+        return await asyncio.to_thread(catch_all_of, self._machine.helper, pid, machine=True)
 
     def sample(self, environment_id: str) -> Sample:
         return replace(super().sample(environment_id), oom_kills=self._oom_kills(environment_id))
@@ -282,7 +295,9 @@ class MicrovmBackend(LocalBackend):
             Enforcement("pids", True, str(limits.pids), f"a cgroup {inside}"),
             Enforcement("fds", True, str(limits.fds), "RLIMIT_NOFILE of each process"),
             *workspace_limits(facts.workspace, facts.policy, rootful=True),
-            Enforcement("network", True, "none", "a virtual machine without a network device"),
+            Enforcement("network", True, "none", "a virtual machine without a network device")
+            if facts.policy.network == "none"
+            else Enforcement("network", True, "none", "a network device that leads to the daemon alone"),
             Enforcement("users", True, "65536 ids of its own", "a user namespace, for the monitor too"),
             self._kernel_row(live),
             Enforcement("seccomp", True, facts.policy.profile, f"a filter {inside}; another for the monitor"),

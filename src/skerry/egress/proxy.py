@@ -48,6 +48,11 @@ PACKET = 4096
 NEAR_BUFFER = 192 * KIB
 """Socket buffer toward the environment, in each direction; its round trip is short, so more would not be faster."""
 _ORIGINAL_DESTINATION = 80
+_ANCILLARY = socket.CMSG_SPACE(20)
+_TRANSPARENT = {socket.AF_INET: (socket.IPPROTO_IP, 19), socket.AF_INET6: (socket.IPPROTO_IPV6, 75)}
+
+Sender = tuple[list[tuple[int, int, bytes]], Any]
+"""Of a datagram: the address to which it came, as the kernel tells and takes it, and its own."""
 _RESET = struct.pack("ii", 1, 0)
 _ACCESS_DENIED = bytes((21, 3, 1, 0, 2, 2, 49))
 """TLS: a fatal alert."""
@@ -201,15 +206,15 @@ class Proxy:
         began = time.perf_counter()
         for _ in range(AT_ONCE):
             try:
-                packet, sender = asked.recvfrom(PACKET)
+                packet, arrived_at, _, sender = asked.recvmsg(PACKET, _ANCILLARY)
             except OSError:
                 break
-            self._take_query(asked, packet, sender)
+            self._take_query(asked, packet, (arrived_at, sender))
             if time.perf_counter() - began >= SLICE:
                 break
         self._spend(time.perf_counter() - began)
 
-    def _take_query(self, asked: socket.socket, packet: bytes, sender: tuple[Any, ...]) -> None:
+    def _take_query(self, asked: socket.socket, packet: bytes, sender: Sender) -> None:
         question = dns.parse(packet)
         if question is None:
             if (answer := dns.broken(packet)) is not None:
@@ -219,7 +224,7 @@ class Proxy:
             self._queries.add(task)
             task.add_done_callback(self._queries.discard)
 
-    async def _answer(self, asked: socket.socket, sender: tuple[Any, ...], question: dns.Question) -> None:
+    async def _answer(self, asked: socket.socket, sender: Sender, question: dns.Question) -> None:
         code, address, reason = await self._look_up(question)
         _reply(asked, dns.answer(question, code, address, reason), sender)
 
@@ -456,9 +461,11 @@ def _is_below(name: str, top: str) -> bool:
     return name == top or name.endswith(f".{top}")
 
 
-def _reply(asked: socket.socket, packet: bytes, sender: tuple[Any, ...]) -> None:
+def _reply(asked: socket.socket, packet: bytes, sender: Sender) -> None:
+    """From the address that was asked, if the socket tells it."""
+    arrived_at, address = sender
     with contextlib.suppress(OSError):
-        asked.sendto(packet, sender)
+        asked.sendmsg([packet], arrived_at, 0, address)
 
 
 def _hold(one: socket.socket, size: int) -> None:
@@ -492,6 +499,9 @@ async def _first_words(client: socket.socket, screen: Screen) -> bytes:
 
 def _destination(client: socket.socket) -> tuple[Address, int]:
     """The original destination, before the redirect. Raises OSError."""
+    if client.getsockopt(*_TRANSPARENT[client.family]):  # it was not redirected
+        host, port, *_ = client.getsockname()
+        return ipaddress.ip_address(host), port
     if client.family == socket.AF_INET:
         raw = client.getsockopt(socket.SOL_IP, _ORIGINAL_DESTINATION, 16)
         return IPv4Address(raw[4:8]), int(struct.unpack(">H", raw[2:4])[0])

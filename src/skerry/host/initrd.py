@@ -25,11 +25,14 @@ from skerry.host.trees import remove_tree
 
 KERNEL, MODULES = "SKERRY_KERNEL", "SKERRY_KERNEL_MODULES"
 DRIVERS = ("virtio_mmio", "virtio_console", "virtio_blk", "virtiofs")
+NETWORK_DRIVERS = ("virtio_net",)
+RESOLVER = "192.0.2.1"
+"""Any address will do, as long as it is not the machine's: all queries are intercepted."""
 KEPT = 3
 """Versions that stay on disk, the latest ones."""
 _INSTALL = f"install one (Debian: `apt-get install linux-image-cloud-amd64`), or set {KERNEL} to its path"
 _BOOT = Path("/boot")
-_DIRECTORIES = ("cgroups", "dev", "disk", "export", "modules", "proc", "profiles", "program")
+_DIRECTORIES = ("cgroups", "dev", "disk", "export", "modules", "network", "proc", "profiles", "program")
 _MODULE_NAME = re.compile(r"(.+)\.ko(?:\.gz|\.xz)?")
 
 
@@ -109,8 +112,12 @@ def _initrd(kernel: Kernel) -> bytes:
         archive.directory(name)
     archive.device("dev/console", 5, 1)
     archive.file("init", HELPER.read_bytes(), 0o755)
-    for number, module in enumerate(load_order(kernel, DRIVERS)):
-        archive.file(f"modules/{number:02}", module, 0o644)
+    modules = load_order(kernel, (*DRIVERS, *NETWORK_DRIVERS))
+    first = len(load_order(kernel, DRIVERS))
+    for directory, part in (("modules", modules[:first]), ("network", modules[first:])):
+        for number, module in enumerate(part):
+            archive.file(f"{directory}/{number:02}", module, 0o644)
+    archive.file("resolv.conf", f"nameserver {RESOLVER}\n".encode(), 0o644)
     for profile in seccomp.profile_names():
         archive.file(f"profiles/{profile}", seccomp.compile_profile(profile), 0o644)
     return archive.end()

@@ -236,12 +236,13 @@ def blank_steps(
     for_runtime: bool = False,
     files: int = GUEST_FDS,
     links: tuple[tuple[str, str], ...] = (),
+    sysctls: tuple[tuple[str, str], ...] = (),
 ) -> bytes:
     """What comes before everything that depends on an image or a policy.
 
     `uid_base` is the first id of the host's range; None: without root, a single user. `for_runtime` leaves all of
     /proc to be seen, and capabilities: see `host.bundle`. `files` is the limit of open files, `links` are more of
-    them in /dev.
+    them in /dev, `sysctls` more settings of the namespaces.
     """
     if uid_base is not None:
         ids = f"0 {uid_base} {USERS}"
@@ -253,14 +254,17 @@ def blank_steps(
     process += [("tasks", path) for path in tasks_files]
     # With the image's parts as descriptors, nothing of the host's mounts is needed any more.
     leave: list[Step] = [] if uid_base is None else [("pivot",)]
-    return (
-        encode_steps(process) + stage(for_runtime=for_runtime, files=files, links=links) + encode_steps(leave)
-    )
+    prepared = stage(for_runtime=for_runtime, files=files, links=links, sysctls=sysctls)
+    return encode_steps(process) + prepared + encode_steps(leave)
 
 
 @functools.cache
 def stage(
-    *, for_runtime: bool = False, files: int = GUEST_FDS, links: tuple[tuple[str, str], ...] = ()
+    *,
+    for_runtime: bool = False,
+    files: int = GUEST_FDS,
+    links: tuple[tuple[str, str], ...] = (),
+    sysctls: tuple[tuple[str, str], ...] = (),
 ) -> bytes:
     """The part of a blank that is the same for all, and in a virtual machine: /dev, /proc and limits."""
     devices = list(enumerate(_DEVICES))
@@ -281,6 +285,7 @@ def stage(
             ("seal", "dev"),
             ("proc", "proc"),
             *(("sysctl", f"user/max_inotify_{name}", str(value)) for name, value in INOTIFY.items()),
+            *(("sysctl", name, value) for name, value in sysctls),
             *([] if for_runtime else cover),
             ("hostname", "skerry"),
             ("loopback",),

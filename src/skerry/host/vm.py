@@ -12,7 +12,7 @@ The environment's root, a directory that all of them share and none can write:
     /dev, /proc
 
 The machine has /export, and /program if there is one, from a file server each (virtio-fs), a disk for the workspace if
-it is to be on disk, a serial port, and nothing else.
+it is to be on disk, a network device if it is to have a network, a serial port, and nothing else.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from skerry.errors import LaunchFailed
 from skerry.host import plan
 from skerry.host.launcher import HELPER, Step, encode_steps
+from skerry.host.netlink import MAC, MACHINE_ADDRESSES
 from skerry.policy import MIB, Limits
 
 MONITOR = "/usr/bin/qemu-system-x86_64"
@@ -45,6 +46,9 @@ _DIRECTORIES = (
 )
 
 _DEVICE_LINKS = (("kvm", "/kvm/kvm"),)
+_SYSCTLS = (("net/ipv4/tcp_orphan_retries", "4"),)
+"""Six seconds instead of a hundred. What the daemon has closed and a machine does not confirm counts against a limit of
+the host's."""
 
 KERNEL_MEMORY = 64 * MIB
 """What the machine has for its kernel, beside a 32nd of the rest for its page tables."""
@@ -55,7 +59,7 @@ _SERVER_FILES = 1 << 20
 
 # Descriptors that `native/machine.c` has at these numbers, and those of the monitor.
 COUNTER_FD, DISK_FD = 8, 9
-_MONITOR_WIRE, _MONITOR_DISK, _SERVED = 3, 4, 3
+_MONITOR_WIRE, _MONITOR_DISK, _MONITOR_TAP, _SERVED = 3, 4, 5, 3
 _SERVED_DIRECTORIES = {"export": "always", "program": "auto"}
 """By tag, how long the machine remembers what it has seen: what comes into /program later must be found."""
 _SERVER_LACKS = ("chown", "dac_override", "fowner", "fsetid", "setgid", "setuid", "mknod", "setfcap")
@@ -68,6 +72,14 @@ _KERNEL_LINE = (
     "initcall_blacklist=cmos_init tsc=reliable cryptomgr.notests console=ttyS0 quiet loglevel=3 panic=-1 reboot=t"
     " cgroup_no_v1=all rdinit=/init -- boot"
 )
+_NETWORK_WITHOUT = ",".join(
+    f"{name}=off"
+    for name in (
+        *("ctrl_vq", "ctrl_rx", "ctrl_rx_extra", "ctrl_vlan", "ctrl_mac_addr", "ctrl_guest_offloads"),
+        *("guest_announce", "mq"),
+    )
+)
+"""What the device could do beside passing frames on."""
 _GROUP = "/cgroups/skerry"
 _DISK_OPTIONS = "nobarrier,discard,noinit_itable,errors=remount-ro"
 
@@ -80,6 +92,7 @@ class VirtualMachine:
     memory: int
     disk: bool
     program: bool = False
+    network: bool = False
     kernel: str = "/boot/kernel"
     initrd: str = "/boot/initrd"
     line: str = _KERNEL_LINE
@@ -89,7 +102,14 @@ class VirtualMachine:
 
     @classmethod
     def of(
-        cls, limits: Limits, *, disk: bool, program: bool, disk_operations: int, disk_bytes: int
+        cls,
+        limits: Limits,
+        *,
+        disk: bool = False,
+        program: bool = False,
+        network: bool = False,
+        disk_operations: int,
+        disk_bytes: int,
     ) -> VirtualMachine:
         memory = (limits.memory + KERNEL_MEMORY + limits.memory // 32 + MIB - 1) // MIB * MIB
         return cls(
@@ -97,6 +117,7 @@ class VirtualMachine:
             memory,
             disk,
             program,
+            network,
             disk_operations=disk_operations,
             disk_bytes=disk_bytes,
         )
@@ -155,6 +176,9 @@ class VirtualMachine:
             found += ["-add-fd", f"fd={_MONITOR_DISK},set=1"]
             found += ["-drive", f"if=none,id=disk,file=/dev/fdset/1,auto-read-only=off,{kind}{limits}"]
             found += ["-device", "virtio-blk-device,drive=disk"]
+        if self.network:
+            found += ["-netdev", f"tap,id=net,fd={_MONITOR_TAP}"]
+            found += ["-device", f"virtio-net-device,netdev=net,mac={MAC.hex(':')},{_NETWORK_WITHOUT}"]
         return found
 
 
@@ -188,7 +212,13 @@ def make_least_image(path: str) -> None:
 def blank_steps(uid_base: int, tasks_files: list[str], cgroup: str | None) -> bytes:
     """As plan.blank_steps, with all of /proc and with capabilities, which only the server keeps for a moment."""
     return plan.blank_steps(
-        uid_base, tasks_files, cgroup, for_runtime=True, files=_SERVER_FILES, links=_DEVICE_LINKS
+        uid_base,
+        tasks_files,
+        cgroup,
+        for_runtime=True,
+        files=_SERVER_FILES,
+        links=_DEVICE_LINKS,
+        sysctls=_SYSCTLS,
     )
 
 
@@ -216,10 +246,13 @@ def root_steps(root: plan.Root, *, kvm: bool) -> bytes:
 def monitor_steps(definition: VirtualMachine, accelerator: str, layers: tuple[str, ...]) -> bytes:
     """The steps after `root_steps`.
 
-    To send along: the log, the pipe for answers, the machine's steps, the counter, the seccomp program, then the disk
-    or the mount of a workspace that can only be read, if there is one, and the mounts of the layers.
+    To send along: the log, the pipe for answers, the machine's steps, the counter, the seccomp program, then the tap
+    if it has a network, the disk or the mount of a workspace that can only be read, if there is one, and the mounts of
+    the layers.
     """
-    slot = _FIRST
+    tap = str(_FIRST) if definition.network else "-"
+    slot = _FIRST + definition.network
+    disk = str(slot) if definition.disk else "-"
     steps: list[Step] = [("tmpfs", "ctl", "mode=0755,size=64k,nr_inodes=16", "noexec")]
     if definition.program:
         steps.append(("place", str(slot), "program"))
@@ -229,8 +262,7 @@ def monitor_steps(definition: VirtualMachine, accelerator: str, layers: tuple[st
     for number, name in enumerate(layers, slot):
         steps += [("dir", f"export/layers/{name}", "0755"), ("place", str(number), f"export/layers/{name}")]
     serve = [step for tag in definition.directories for step in _serve(tag)]
-    disk = str(_FIRST) if definition.disk else "-"
-    slots = (str(_ANSWERS), str(_LOG), str(_STEPS), str(_COUNTER), disk)
+    slots = (str(_ANSWERS), str(_LOG), str(_STEPS), str(_COUNTER), disk, tap)
     return encode_steps(
         [
             *steps,
@@ -259,7 +291,13 @@ def _serve(tag: str) -> list[Step]:
 
 
 def inner_steps(
-    workspace: plan.Workspace, limits: Limits, orphan: float, profile: str, layers: tuple[str, ...]
+    workspace: plan.Workspace,
+    limits: Limits,
+    orphan: float,
+    profile: str,
+    layers: tuple[str, ...],
+    *,
+    network: bool,
 ) -> bytes:
     """The steps in the machine: those of an environment of namespaces, on the machine's own kernel."""
     disk: list[Step] = []
@@ -269,8 +307,11 @@ def inner_steps(
             ("chown", f"/disk/{workspace.volume}", str(plan.UID), str(plan.GID)),
         ]
     tags = ["export", "program"] if workspace == PROGRAM else ["export"]
+    device: list[Step] = [("drivers", "/network"), ("interface", "eth0", *MACHINE_ADDRESSES.values())]
+    resolver: list[Step] = [("tree", "2", "/resolv.conf", "ro"), ("place", "2", "etc/resolv.conf")]
     begin: list[Step] = [
         ("listen", "/guest.sock"),
+        *(device if network else []),
         *(("mount", "virtiofs", tag, f"/{tag}", "ro", "") for tag in tags),
         *disk,
         ("write", f"{_GROUP}/memory.max", str(limits.memory)),
@@ -282,6 +323,7 @@ def inner_steps(
         ("newroot", "0"),
         ("move", "dev"),
         ("move", "proc"),
+        *(resolver if network else []),
         ("open", "0", f"/profiles/{profile}"),
         *([("tree", "1", "/disk", "")] if disk else []),
     ]
