@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skerry.backends import microvm
 from skerry.errors import InvalidRequest, IsolationUnavailable
 from skerry.host.seccomp import compile_profile, parse_profile, profile_names
 
@@ -459,3 +460,19 @@ def test_a_profile_that_extends_another() -> None:
 def test_mistakes_in_a_profile_are_refused(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         parse_profile(text)
+
+
+@pytest.mark.parametrize("accelerator", ["tcg", "kvm"])
+def test_monitor_of_a_machine_asks_for_flags_of_its_tap_and_turns_offloads_off_and_no_more(
+    accelerator: str,
+) -> None:
+    program = microvm.monitor_filter(accelerator)
+
+    def asked(request: int, argument: int = 0) -> int:
+        number = NUMBERS["x86_64"]["ioctl"]
+        return run(program, number, 5, request, argument, audit_arch=ARCHES["x86_64"])
+
+    flags, offloads = 0x800454D2, 0x400454D0
+    assert (asked(flags, 0x7FFF0000), asked(offloads)) == (ALLOW, ALLOW)
+    refused = {asked(0x40040000 | number) for number in range(0x54C0, 0x5500) if number != 0x54D0}
+    assert refused | {asked(offloads, 1)} == {ERRNO | errno.ENOTTY}

@@ -190,7 +190,7 @@ class MicrovmBackend(LocalBackend):
         counter = answers.keep(os.memfd_create("skerry-counter", os.MFD_CLOEXEC))
         os.ftruncate(counter, 8)
         program = answers.keep(os.memfd_create("skerry-filter", os.MFD_CLOEXEC))
-        os.write(program, _filter(self._setup_of(spec.environment_id).accelerator))
+        os.write(program, monitor_filter(self._setup_of(spec.environment_id).accelerator))
         fds = [answers.log, answers.sender, steps, counter, program]
         return fds, functools.partial(answers.ready, START_SECONDS)
 
@@ -351,7 +351,8 @@ def missing(kernel: initrd.Kernel | None = None) -> str:
 
 
 @functools.cache
-def _filter(accelerator: str) -> bytes:
+def monitor_filter(accelerator: str) -> bytes:
+    """The seccomp program of QEMU with it."""
     return seccomp.parse_profile(_PROFILES[accelerator]).compile()
 
 
