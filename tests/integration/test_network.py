@@ -113,7 +113,6 @@ def test_a_flood_of_connections_does_not_fill_the_audit(user: support.Nobody | N
         assert rows[-1]["places"] == {"example.com:80": rows[-1]["connections"]}
 
 
-@networked
 @pytest.mark.requirement("R33")
 @contained
 def test_never_the_inside(user: support.Nobody | None) -> None:
@@ -154,7 +153,6 @@ def test_one_that_was_made_ready_is_as_one_that_was_not(user: support.Nobody | N
                 time.sleep(0.01)
 
 
-@networked
 @contained
 def test_never_the_machine_itself(user: support.Nobody | None) -> None:
     with internet([PUBLIC]) as outside, home_of(user) as home:
