@@ -16,18 +16,20 @@ import json
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
 from skerry.backends.docker import container, report
-from skerry.backends.docker.container import Bind, Container, container_name
-from skerry.backends.docker.engine import CONFLICT, NOT_FOUND, STDOUT, Endpoint, EngineClient, EngineRefused
+from skerry.backends.docker.container import Bind, Container
+from skerry.backends.docker.containers import Containers, LiveContainer
+from skerry.backends.docker.engine import CONFLICT, NOT_FOUND, Endpoint, EngineClient, EngineRefused
+from skerry.backends.docker.probe import look_at
 from skerry.backends.docker.relay import Relays
+from skerry.backends.docker.roots import Roots
 from skerry.backends.docker.stock import Stock
 from skerry.backends.enforcement import memory_size
-from skerry.backends.instances import InstanceDirectory, Running, connect_inside, list_directories, not_made
+from skerry.backends.instances import InstanceDirectory, connect_inside, list_directories
 from skerry.backends.machine import Machine
 from skerry.errors import (
     EnvironmentNotFound,
@@ -39,45 +41,16 @@ from skerry.errors import (
     SkerryError,
 )
 from skerry.failpoints import hit
-from skerry.host import injected, plan, readback
-from skerry.host.cgroups import Cgroup
-from skerry.host.launcher import explained
+from skerry.host import injected, readback
 from skerry.host.network import Sockets, catch_all_of
 from skerry.ids import new_id
 from skerry.images.store import Image
 from skerry.models import Enforcement, Usage
 from skerry.policy import MIB, Limits, Policy
 
-START_SECONDS, PROBE_SECONDS, LIST_SECONDS, REMOVE_SECONDS = 60.0, 60.0, 10.0, 60.0
-LOOK_AGAIN = 1.0
-"""Seconds between two questions to an engine that does not answer."""
-API_VERSION = (1, 41)
+PROBE_SECONDS = 60.0
 OVERHEAD, THREADS = 128 * MIB, 256
 """Memory and threads for gVisor itself, beside what the environment may use."""
-
-
-@dataclass(slots=True)
-class LiveContainer:
-    container: str
-    """The engine's id."""
-    running: Running | None
-    """The first process, if it is on this machine."""
-    cgroup: Cgroup | None
-    config: dict[str, Any]
-    """HostConfig as the engine has it."""
-    policy: Policy
-    workspace: str
-    shared: list[str]
-    watch: asyncio.Task[None] | None = None
-    """Ends with an instance whose process is not on this machine."""
-
-    def close(self) -> None:
-        if self.watch is not None:
-            self.watch.cancel()
-        if self.cgroup is not None:
-            self.cgroup.close()
-        if self.running is not None:
-            self.running.handle.close()
 
 
 class DockerBackend:
@@ -95,10 +68,12 @@ class DockerBackend:
         self._engine = EngineClient(endpoint or Endpoint.from_environment())
         self._home = hashlib.sha256(os.fsencode(machine.home)).hexdigest()[:12]
         self._stock = Stock(self._engine, self._home, gvisor=self.gvisor)
+        self._containers = Containers(self._engine, self._home)
         self._relays = Relays(self._engine)
         self._live: dict[str, LiveContainer] = {}
         self._folder = f"{machine.home}/docker"
         """There from the first probe on: without it, this home has no containers."""
+        self._roots = Roots(machine, self._stock, self._folder, gvisor=self.gvisor)
         self._rootful = machine.rootful
         self._local: bool | None = None
         """True if the engine's processes and files are this machine's; None: not known yet."""
@@ -109,8 +84,7 @@ class DockerBackend:
             return Capabilities(False, reason)
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                info = await self._engine.call("GET", "info")
-                await self._check(info)
+                info = await look_at(self._engine, self.runtime, gvisor=self.gvisor)
                 await self._try()
         except SkerryError as error:
             return Capabilities(False, str(error))
@@ -125,37 +99,9 @@ class DockerBackend:
             detail=f"Docker Engine {info['ServerVersion']} at {self._engine.endpoint.host}",
         )
 
-    async def _check(self, info: Mapping[str, Any]) -> None:
-        """Raises IsolationUnavailable."""
-        version = await self._engine.call("GET", "version")
-        if info["OSType"] != "linux":
-            raise IsolationUnavailable(f"the Docker Engine runs containers of {info['OSType']}, not Linux")
-        if tuple(map(int, version["ApiVersion"].split("."))) < API_VERSION:
-            raise IsolationUnavailable(
-                f"the Docker Engine speaks API {version['ApiVersion']}",
-                hint="1.41 is needed: Docker 20.10 or newer",
-            )
-        if self.runtime and self.runtime not in info["Runtimes"]:
-            raise IsolationUnavailable(
-                f"the Docker Engine has no runtime {self.runtime}",
-                hint="install runsc, run `runsc install` and restart the engine: "
-                "gvisor.dev/docs/user_guide/quick_start/docker",
-            )
-        path = info["Runtimes"].get(self.runtime, {}).get("path", "")
-        if self.gvisor and "runsc" not in os.path.basename(path):
-            raise IsolationUnavailable(
-                f"the Docker Engine's runtime {self.runtime} is {path}, not gVisor's",
-                hint="name gVisor's program `runsc`",
-            )
-
     async def _try(self) -> None:
         """Start the smallest environment there is. Raises SkerryError."""
-        base = f"{self._folder}/base"
-        try:
-            for name in ("dev", "etc", "proc", "run", "sys", "tmp", "workspace"):
-                os.makedirs(f"{base}/{name}", mode=0o755, exist_ok=True)
-        except OSError as error:
-            raise not_made(base, error) from error
+        base = self._roots.base()
         self._stock.forget()
         image = Image("", "base", "rootfs", Path(base), {}, 0, 0.0, "")
         id_ = new_id()
@@ -182,11 +128,11 @@ class DockerBackend:
             raise LaunchFailed(f"environment {id_} runs already")
         if spec.layers or spec.program:
             self._require_local("packages and programs are directories of the daemon")
+        if spec.image.rootfs is None:
+            self._require_local("the image 'host' shows files of the daemon's machine")
         directory = InstanceDirectory(self._machine.instances, id_)
-        binds: builtins.list[Bind] = []
         try:
-            for layer in spec.layers:
-                binds += container.binds_of(layer.source, f"{plan.RUN}/{layer.name}", self._empty())
+            binds = self._roots.layers(spec.layers)
             if spec.program:
                 directory.make()
                 binds.append(Bind(directory.place("workspace", 0o755), "/workspace"))
@@ -199,8 +145,8 @@ class DockerBackend:
                 self._stock.forget()  # somebody has removed the image: once more, with everything made anew
                 made = await self._create(spec, kind, binds)
             hit("create.sent")
-            await self._run(made)
-            self._live[id_] = await self._look(id_, policy)
+            await self._containers.run(made)
+            self._live[id_] = await self._containers.look(id_, policy)
         except BaseException as error:
             if isinstance(error, EngineRefused) and error.answer == CONFLICT:
                 raise  # the container of that name is another one
@@ -214,131 +160,29 @@ class DockerBackend:
     async def _create(self, spec: InstanceSpec, kind: str, binds: builtins.list[Bind]) -> str:
         """Make a container; returns the engine's id. Raises EngineRefused, LaunchFailed, IsolationUnavailable."""
         id_, policy = spec.environment_id, spec.policy
-        image, parts, shared = await self._root(spec.image)
-        wanted = Container(
-            environment_id=id_,
-            labels={
-                container.ENVIRONMENT: id_,
-                container.HOME: self._home,
-                container.BACKEND: self.name,
-                container.WORKSPACE: kind,
-                container.SHARED: json.dumps(shared),
-            },
-            image=image,
-            volume=await self._stock.volume(image),
-            limits=policy.limits,
-            charged=self._charged(policy.limits),
-            profile=policy.profile,
-            orphan=spec.orphan,
-            memory=memory_size(policy) if kind == "memory" else 0,
-            binds=[*parts, *binds],
-            gvisor=self.gvisor,
-            runtime=self.runtime,
+        root = await self._roots.of(spec.image)
+        return await self._containers.create(
+            Container(
+                environment_id=id_,
+                labels={
+                    container.ENVIRONMENT: id_,
+                    container.HOME: self._home,
+                    container.BACKEND: self.name,
+                    container.WORKSPACE: kind,
+                    container.SHARED: json.dumps(root.shared),
+                },
+                image=root.image,
+                volume=await self._stock.volume(root.image),
+                limits=policy.limits,
+                charged=self._charged(policy.limits),
+                profile=policy.profile,
+                orphan=spec.orphan,
+                memory=memory_size(policy) if kind == "memory" else 0,
+                binds=[*root.binds, *binds],
+                gvisor=self.gvisor,
+                runtime=self.runtime,
+            )
         )
-        name = {"name": wanted.name}
-        made = await self._engine.call("POST", "containers/create", params=name, body=wanted.body())
-        return str(made["Id"])
-
-    async def _run(self, id_: str) -> None:
-        """Returns when the guest listens. Raises LaunchFailed, IsolationUnavailable."""
-        async with self._engine.attached(id_) as answers:
-            await self._engine.call("POST", f"containers/{id_}/start")
-            hit("create.kept")
-            said = {STDOUT: b"", STDOUT + 1: b""}
-            async with asyncio.timeout(START_SECONDS):
-                while not said[STDOUT].endswith(b"\n") and sum(map(len, said.values())) < 4096:
-                    heard = await self._engine.heard(answers, START_SECONDS)
-                    if heard is None:
-                        break
-                    said[heard[0]] += heard[1]
-        answer = said[STDOUT].decode(errors="replace").strip()
-        if answer.startswith("E\t"):
-            raise explained(answer)
-        if answer != "R":
-            errors = said[STDOUT + 1].decode(errors="replace").strip()
-            raise LaunchFailed(f"the container ended at its start: {errors or answer or 'it says nothing'}")
-
-    async def _look(self, environment_id: str, policy: Policy) -> LiveContainer:
-        """What there is of a running container. Raises EnvironmentNotFound, IsolationUnavailable, LaunchFailed."""
-        try:
-            found = await self._engine.call("GET", f"containers/{container_name(environment_id)}/json")
-        except EngineRefused as error:
-            if error.answer == NOT_FOUND:
-                raise EnvironmentNotFound("its container is gone") from error
-            raise
-        labels, state = found["Config"]["Labels"], found["State"]
-        if labels.get(container.HOME) != self._home:
-            raise EnvironmentNotFound("a container of that name belongs to another daemon")
-        if state["Status"] == "created":
-            raise LaunchFailed(f"the start of environment {environment_id} was not finished")
-        if not state["Running"]:
-            why = "it was out of memory" if state.get("OOMKilled") else f"exit code {state.get('ExitCode')}"
-            raise EnvironmentNotFound(f"its container has ended: {why}")
-        running = self._process(state["Pid"], found["Id"])
-        cgroup = None
-        if running is not None:
-            cgroup = Cgroup.of_container(environment_id, running.handle.pid, found["Id"])
-        live = LiveContainer(
-            found["Id"],
-            running,
-            cgroup,
-            found["HostConfig"],
-            policy,
-            labels[container.WORKSPACE],
-            json.loads(labels[container.SHARED]),
-        )
-        if running is None:
-            live.watch = asyncio.create_task(self._await_end(found["Id"]))
-        return live
-
-    def _process(self, pid: int, id_: str) -> Running | None:
-        """The first process of a container, if it is one of this machine."""
-        if self._engine.endpoint.socket is None or not pid:
-            return None
-        try:
-            running = Running(pid)
-        except (ProcessLookupError, ValueError):
-            return None
-        with contextlib.suppress(OSError):
-            # Of a runtime that is not in the container's cgroups, the arguments name the container.
-            named = Path(f"/proc/{pid}/cgroup").read_text() + Path(f"/proc/{pid}/cmdline").read_text()
-            if id_ in named:
-                return running
-        running.handle.close()
-        return None
-
-    async def _await_end(self, id_: str) -> None:
-        while True:
-            try:
-                await self._engine.call("POST", f"containers/{id_}/wait", seconds=None)
-                return
-            except EngineRefused:  # there is no such container
-                return
-            except IsolationUnavailable:
-                await asyncio.sleep(LOOK_AGAIN)
-
-    async def _root(self, image: Image) -> tuple[str, builtins.list[Bind], builtins.list[str]]:
-        """The engine's image, parts of the host to be mounted on it, and those whose locks environments share."""
-        if image.rootfs is not None:
-            tree = str(image.rootfs)
-            return await self._stock.image(image.digest, tree, as_root=not self._rootful), [], []
-        self._require_local("the image 'host' shows files of the daemon's machine")
-        try:
-            tree, parts = await asyncio.to_thread(self._machine.host_roots.current)
-        except OSError as error:
-            raise not_made("a copy of the host's /etc", error) from error
-        host = [bind for part in parts for bind in container.binds_of(*part, self._empty())]
-        name = await self._stock.image(os.path.basename(tree), tree, as_root=True)
-        return name, host, [bind.source for bind in host if not bind.beside and not self.gvisor]
-
-    def _empty(self) -> str:
-        """An empty directory for overlays. Raises LaunchFailed."""
-        path = f"{self._folder}/empty"
-        try:
-            os.makedirs(path, mode=0o755, exist_ok=True)
-        except OSError as error:
-            raise not_made(path, error) from error
-        return path
 
     def _require_local(self, why: str) -> None:
         """Raises InvalidRequest."""
@@ -395,7 +239,7 @@ class DockerBackend:
             self._machine.cpu_shares.add(group, environment_id, live.cgroup)
 
     async def adopt(self, spec: InstanceSpec) -> Instance:
-        live = self._live[spec.environment_id] = await self._look(spec.environment_id, spec.policy)
+        live = self._live[spec.environment_id] = await self._containers.look(spec.environment_id, spec.policy)
         if live.running is not None:
             self._local = True
         if live.cgroup is not None and self._rootful:
@@ -407,7 +251,7 @@ class DockerBackend:
         if live is not None:
             return await self._connect(live)
         try:
-            live = await self._look(environment_id, Policy())
+            live = await self._containers.look(environment_id, Policy())
         except (EnvironmentNotFound, PlatformError) as error:
             raise GuestFailed(f"the guest cannot be reached: {error.message}") from error
         try:
@@ -420,8 +264,9 @@ class DockerBackend:
             return connect_inside(live.running.handle.pid, injected.SOCKET)
         # Inside gVisor the socket belongs to root, and root there is nobody on the host.
         user = "0:0" if self.gvisor else container.RELAY_USER
-        ended = self._await_end(live.container) if live.running is None else live.running.handle.wait()
-        return await self._relays.open(live.container, user, ended)
+        id_, running = live.container, live.running
+        ended = self._containers.await_end(id_) if running is None else running.handle.wait()
+        return await self._relays.open(id_, user, ended)
 
     async def open_network(self, environment_id: str) -> Sockets:
         live = self._get(environment_id)
@@ -449,7 +294,7 @@ class DockerBackend:
         live = self._live.get(environment_id)
         self._machine.cpu_shares.remove(environment_id)
         try:
-            await self._remove(environment_id)
+            await self._containers.remove(environment_id)
         except IsolationUnavailable:
             # Nothing of it runs on, at least; the engine's record of it is removed when it answers again.
             if live is not None and live.running is not None and self._rootful:
@@ -461,25 +306,6 @@ class DockerBackend:
         self._live.pop(environment_id, None)
         if live is not None:
             live.close()
-
-    async def _remove(self, environment_id: str) -> None:
-        """Raises IsolationUnavailable, PlatformError."""
-        name = container_name(environment_id)
-        deadline = asyncio.get_running_loop().time() + REMOVE_SECONDS
-        while True:
-            try:
-                await self._engine.call("DELETE", f"containers/{name}", params={"force": "1", "v": "1"})
-                return
-            except EngineRefused as error:
-                if error.answer == NOT_FOUND:
-                    return
-                # Somebody removes it already, or what it consists of is still in use for a moment.
-                if error.answer != CONFLICT or asyncio.get_running_loop().time() > deadline:
-                    raise PlatformError(
-                        f"container {name} cannot be removed: {error.message}", hint=error.hint
-                    ) from error
-            with contextlib.suppress(EngineRefused):
-                await self._engine.call("POST", f"containers/{name}/wait", params={"condition": "removed"})
 
     def alive(self, environment_id: str) -> bool:
         live = self._live.get(environment_id)
@@ -499,18 +325,8 @@ class DockerBackend:
     async def list(self) -> list[str]:
         if not await asyncio.to_thread(os.path.isdir, self._folder):
             return []
-        found = {*list_directories(self._machine.instances)}
-        if not self._engine.endpoint.trouble():
-            labels = [f"{container.HOME}={self._home}", f"{container.BACKEND}={self.name}"]
-            params = {"all": "1", "filters": json.dumps({"label": labels})}
-            with contextlib.suppress(
-                SkerryError
-            ):  # what an engine has that does not answer now, a later sweep finds
-                answer = await self._engine.call(
-                    "GET", "containers/json", params=params, seconds=LIST_SECONDS
-                )
-                found |= {each["Labels"].get(container.ENVIRONMENT, "") for each in answer}
-        return sorted(id_ for id_ in found if id_ and id_ not in self._machine.unused)
+        found = {*list_directories(self._machine.instances), *await self._containers.list(self.name)}
+        return sorted(id_ for id_ in found if id_ not in self._machine.unused)
 
     def enforced(self, environment_id: str) -> builtins.list[Enforcement]:
         live = self._get(environment_id)
