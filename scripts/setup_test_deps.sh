@@ -6,7 +6,7 @@ declare -A package=(
     [setpriv]=util-linux [mkfs.ext4]=e2fsprogs [strace]=strace [gcc]=gcc [musl-gcc]=musl-tools
     [bwrap]=bubblewrap [mmdebstrap]=mmdebstrap [qemu-system-x86_64]=qemu-system-x86 [chromium]=chromium
     [git]=git [pip3]=python3-pip [npm]=npm [dockerd]=docker.io [containerd]=containerd [runc]=runc
-    [/usr/bin/node]=nodejs [/usr/bin/go]=golang-go [/usr/bin/ruby]=ruby [/usr/bin/php]=php-cli [/usr/bin/rustc]=rustc
+    [docker-registry]=docker-registry [/usr/bin/node]=nodejs [/usr/bin/go]=golang-go [/usr/bin/ruby]=ruby [/usr/bin/php]=php-cli [/usr/bin/rustc]=rustc
 )
 [ "${1:-}" != bench ] || package=(
     [bwrap]=bubblewrap [runc]=runc [dockerd]=docker.io [containerd]=containerd [mmdebstrap]=mmdebstrap

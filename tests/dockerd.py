@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,13 +87,20 @@ class Dockerd:
         found |= {f"volume {each['Name']}" for each in self.ask("GET", "/volumes")["Volumes"] or ()}
         return found | {f"image {each['RepoTags']}" for each in self.ask("GET", "/images/json?all=1")}
 
-    def _request(self, method: str, path: str) -> tuple[int, bytes]:
+    def tell(self, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+        """A POST that is answered with lines of progress. Fails the test when one of them is an error."""
+        status, answer = self._request("POST", path, body, headers or {})
+        assert (status, b'"error"' in answer) == (200, False), answer
+
+    def _request(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("docker", timeout=ANSWER_SECONDS)
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(ANSWER_SECONDS)
             sock.connect(self.socket)
             connection.sock = sock
-            connection.request(method, path)
+            connection.request(method, path, body, headers or {})
             response = connection.getresponse()
             return response.status, response.read()
 

@@ -33,7 +33,7 @@ the platform's faults.
         ├── LaunchFailed
         ├── GuestFailed
         ├── ImageBuildFailed
-        ├── RegistryUnavailable   that packages come from
+        ├── RegistryUnavailable   that packages or images come from
         ├── StoreUnavailable      the database cannot be written or read now
         └── StoreUnusable         it never will be, as it is: made by a newer Skerry, damaged, no driver
 

@@ -14,6 +14,9 @@ workspace; on cgroups v1 those that write at the same time share the latter.
 `SKERRY_KERNEL` is the kernel of virtual machines, `SKERRY_KERNEL_MODULES` the directory of its modules; without it, the
 latest of Debian's cloud kernels in /boot.
 
+`SKERRY_DOCKER_IMAGES` lists the images of a Docker Engine that environments may use, which pulls those it lacks (see
+`images.references`); without it, none.
+
 `SKERRY_AUDIT_DAYS` is how long rows of the audit are kept; without it, for ever.
 
 `SKERRY_HOME` is the one directory of a daemon: socket, log, images, volumes, records. Two daemons with two

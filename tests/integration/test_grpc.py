@@ -316,6 +316,9 @@ async def image_rpcs(client: Client) -> None:
     build = client.BuildImage(images_pb2.BuildImageRequest(name="nothing"))
     code, problem = await failure(build.read())
     assert (code, problem.code) == (grpc.StatusCode.NOT_FOUND, "image_not_found")
+    pull = client.PullImage(images_pb2.PullImageRequest(image="docker://localhost/nothing"))
+    code, problem = await failure(pull.read())
+    assert problem.code == "isolation_unavailable"  # `fake` has no engine
     broken = client.ImportImage(pieces(images_pb2.ImportImageRequest, b"no tar", name="mine"))
     with pytest.raises(grpc.aio.AioRpcError, match="archive"):
         [step async for step in broken]

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
+from skerry.backends.base import Capabilities, ImageSource, Instance, InstanceSpec, Sample
 from skerry.backends.registry import Registry
 from skerry.errors import EnvironmentNotFound, GuestFailed, ImageNotFound, SkerryError
 from skerry.fairness import budget
@@ -233,6 +233,7 @@ class StubBackend:
     name = "stub"
     isolation = "namespace"
     gates = True
+    images: ImageSource | None = None
     ahead = True
 
     def __init__(self) -> None:

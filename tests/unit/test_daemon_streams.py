@@ -110,7 +110,9 @@ async def test_a_job_tells_its_steps_and_its_result() -> None:
         report(Progress("working", 0.5))
         return IMAGE
 
-    lines = [json.loads(line) async for line in images._work(act(), job)]
+    lines = [
+        json.loads(line) async for line in images._work(act(), lambda report: asyncio.to_thread(job, report))
+    ]
     assert lines == [{"step": "working", "fraction": 0.5}, {"image": IMAGE.info().to_dict()}]
 
 
@@ -122,7 +124,9 @@ async def test_a_job_that_fails_ends_with_the_error(error: Exception, code: str)
     def job(report: Report) -> Image:
         raise error
 
-    (last,) = [json.loads(line) async for line in images._work(act(), job)]
+    (last,) = [
+        json.loads(line) async for line in images._work(act(), lambda report: asyncio.to_thread(job, report))
+    ]
     assert last["error"]["code"] == code
 
 
@@ -141,7 +145,7 @@ async def test_a_job_that_nobody_waits_for_ends_at_its_next_step() -> None:
             raise
         return IMAGE
 
-    lines = images._work(act(), job)
+    lines = images._work(act(), lambda report: asyncio.to_thread(job, report))
     assert json.loads(await anext(lines))["step"] == "first"
     closing = asyncio.create_task(lines.aclose())
     await asyncio.sleep(0)

@@ -10,7 +10,10 @@ import pytest
 from skerry.backends.docker import container, report
 from skerry.backends.docker.container import Bind, Container
 from skerry.backends.docker.engine import DEFAULT_HOST, Endpoint, EngineRefused, _last
+from skerry.backends.docker.images import _explained
+from skerry.errors import Denied, DiskFull, ImageNotFound, RegistryUnavailable, SkerryError
 from skerry.host import plan
+from skerry.images.references import Reference
 from skerry.policy import MIB, Limits
 
 LIMITS = Limits(cpus=0.5, memory=256 * MIB, pids=77)
@@ -45,6 +48,37 @@ def test_a_container_has_no_privilege() -> None:
     assert {"/sys", "/proc/acpi", "/proc/kcore", *(f"/proc/{name}" for name in plan.MASKED)} <= masked
     assert all(mount["ReadOnly"] for mount in config["Mounts"])
     assert "strangers=1" in asked["Entrypoint"]
+
+
+def test_nothing_of_an_image_runs_by_itself_or_fills_the_engines_disk() -> None:
+    asked = body(volumes=["/data/", "/tmp", "/workspace"])
+    assert asked["Healthcheck"] == {"Test": ["NONE"]}
+    assert (asked["Cmd"], asked["WorkingDir"]) == ([], "/")
+    plain, made = body()["HostConfig"]["Tmpfs"], asked["HostConfig"]["Tmpfs"]
+    assert made == {**plain, "/data": "ro,size=4k"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "kind"),
+    [
+        (500, "write /var/lib/docker/tmp/x: no space left on device", DiskFull),
+        (500, "Get https://r/v2/: no basic auth credentials", Denied),
+        (500, "unauthorized: authentication required", Denied),
+        (
+            404,
+            "pull access denied for x, repository does not exist or may require 'docker login'",
+            ImageNotFound,
+        ),
+        (500, "manifest for r/x:1 not found: manifest unknown: manifest unknown", ImageNotFound),
+        (500, "Get https://r/v2/: dial tcp 192.0.2.1:443: connect: connection refused", RegistryUnavailable),
+        (500, "toomanyrequests: You have reached your pull rate limit", RegistryUnavailable),
+    ],
+)
+def test_the_error_of_a_pull_says_what_to_do(answer: int, said: str, kind: type[SkerryError]) -> None:
+    found = _explained(Reference.parse("docker://r.example.com/x:1"), EngineRefused(answer, said))
+    assert type(found) is kind
+    assert said in found.message
+    assert found.hint
 
 
 def test_only_gvisor_begins_as_root_and_never_of_the_host() -> None:

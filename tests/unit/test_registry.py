@@ -9,7 +9,9 @@ import pytest
 from skerry.backends import registry
 from skerry.backends.base import Capabilities
 from skerry.backends.registry import Registry
-from skerry.errors import InvalidRequest, IsolationUnavailable
+from skerry.errors import ImageNotFound, InvalidRequest, IsolationUnavailable
+from skerry.images.progress import Report
+from skerry.images.store import Image
 from tests.unit.stubs import StubBackend, asynchronous, until
 
 
@@ -164,3 +166,37 @@ async def test_a_backend_that_is_named_serves_alone_and_never_with_less() -> Non
     with pytest.raises(InvalidRequest, match="unknown backend 'xen'") as caught:
         await found.pick("namespace", "xen")
     assert "ns, gv, vm" in caught.value.hint
+
+
+class _Source:
+    """Images that a backend has itself."""
+
+    async def find(self, name: str) -> Image:
+        raise ImageNotFound(name)
+
+    async def pull(self, name: str, report: Report) -> Image:
+        raise ImageNotFound(name)
+
+
+@asynchronous
+async def test_an_image_of_an_engine_goes_to_a_backend_of_an_engine() -> None:
+    ns, gv, vm = backend("ns", "namespace"), backend("gv", "gvisor"), backend("vm", "microvm")
+    engine, enclosed = backend("engine", "namespace"), backend("enclosed", "gvisor")
+    engine.images = enclosed.images = _Source()
+    found = Registry([ns, gv, vm, engine, enclosed])
+    image = "docker://python"
+    assert (await found.pick("namespace", image=image))[0] is engine
+    assert (await found.pick("gvisor", image=image))[0] is enclosed
+    assert (await found.pick("microvm,gvisor", image=image))[0] is enclosed
+    assert found.known("namespace", image) is engine
+    assert (await found.pick("namespace", image="python"))[0] is ns
+    with pytest.raises(InvalidRequest, match="backend 'ns' cannot run docker://python") as caught:
+        await found.pick("namespace", "ns", image)
+    assert "'docker'" in caught.value.hint
+    with pytest.raises(IsolationUnavailable, match="no backend here that gives isolation 'microvm'"):
+        await found.pick("microvm", image=image)
+    with pytest.raises(IsolationUnavailable, match="runs images of a Docker Engine"):
+        await Registry([ns], chosen=True).pick("namespace", image=image)
+    repair(enclosed, available=False)
+    with pytest.raises(IsolationUnavailable, match="enclosed: enclosed is not installed"):
+        await Registry([gv, enclosed]).pick("gvisor", image=image)

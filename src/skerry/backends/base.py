@@ -10,10 +10,11 @@ from __future__ import annotations
 import builtins
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from skerry.host.network import Sockets
+from skerry.images.progress import Report
 from skerry.images.store import Image
 from skerry.models import Enforcement, Usage
 from skerry.policy import Policy
@@ -65,6 +66,8 @@ class Instance:
     """Where the workspace is in the instance's own view; `/workspace` wherever there is a root of its own."""
     tmp_path: str = "/tmp"  # noqa: S108
     run_path: str = "/run"
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of its image, where only the backend knows them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +78,29 @@ class Sample:
     oom_kills: int
 
 
+class ImageSource(Protocol):
+    """Images that a backend has itself, beside those of our store; by the names of `images.references`."""
+
+    async def find(self, name: str) -> Image:
+        """Raises ImageNotFound, Denied, InvalidRequest, IsolationUnavailable."""
+        ...
+
+    async def pull(self, name: str, report: Report) -> Image:
+        """Fetch an image that is missing.
+
+        Raises DiskFull, RegistryUnavailable, and what `find` does.
+        """
+        ...
+
+
 class Backend(Protocol):
     name: str
     isolation: str
     """What it gives where it is available: `none`, or one of policy.ISOLATIONS."""
     gates: bool
     """True if it has `gate`."""
+    images: ImageSource | None
+    """None if it runs images of our store only."""
     ahead: bool
     """True if it may be tried before anybody asks for it: nothing but this home is changed by that."""
 

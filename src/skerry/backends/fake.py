@@ -14,7 +14,7 @@ import signal
 import socket
 from collections.abc import Mapping
 
-from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
+from skerry.backends.base import Capabilities, ImageSource, Instance, InstanceSpec, Sample
 from skerry.backends.instances import InstanceDirectory, Record, Running, helpers_in, list_directories
 from skerry.errors import EnvironmentNotFound, IsolationUnavailable, LaunchFailed
 from skerry.failpoints import hit
@@ -31,6 +31,7 @@ class FakeBackend:
     name = "fake"
     isolation = "none"
     gates = True
+    images: ImageSource | None = None
     ahead = True
 
     def __init__(self, home: str) -> None:

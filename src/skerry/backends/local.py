@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from skerry.backends.base import Instance, InstanceSpec, Layer, Sample
+from skerry.backends.base import ImageSource, Instance, InstanceSpec, Layer, Sample
 from skerry.backends.blanks import REFILL_AFTER, Blank, Blanks
 from skerry.backends.enforcement import memory_size
 from skerry.backends.instances import InstanceDirectory, Running, list_directories, not_made
@@ -61,6 +61,7 @@ class LocalBackend(ABC):
     name: str
     isolation: str
     gates = True
+    images: ImageSource | None = None
     ahead = True
 
     def __init__(self, machine: Machine) -> None:

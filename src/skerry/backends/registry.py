@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from skerry import failpoints
 from skerry.backends.base import Backend, Capabilities
 from skerry.errors import InvalidRequest, IsolationUnavailable, SkerryError
+from skerry.images.references import PREFIX, is_reference
+from skerry.images.store import HOST
 from skerry.policy import ISOLATIONS, preferences
 from skerry.singleflight import SingleFlight
 
@@ -58,14 +60,18 @@ class Registry:
         if self._background:
             await asyncio.wait(self._background)
 
-    async def pick(self, isolation: str, name: str = "") -> tuple[Backend, Capabilities]:
-        """The weakest available backend that gives at least `isolation`, never less; only the one of that name, if any.
+    async def pick(self, isolation: str, name: str = "", image: str = HOST) -> tuple[Backend, Capabilities]:
+        """The weakest available backend that gives at least `isolation`, never less, and can run the image; only the
+        one of that name, if any.
 
-        Waits only for a probe that has never been finished. Raises InvalidRequest for an unknown name, and
-        IsolationUnavailable, which says what stands in the way.
+        Waits only for a probe that has never been finished. Raises InvalidRequest for an unknown name, and for one
+        that cannot run the image; IsolationUnavailable, which says what stands in the way.
         """
         reasons: list[str] = []
-        for backend in self._named(name, isolation) if name else self._enough(isolation):
+        backends = self._named(name, isolation) if name else self._enough(isolation)
+        if is_reference(image):
+            backends = self._with_images(backends, isolation, name, image)
+        for backend in backends:
             known = self._known.get(backend.name) or await self._probe(backend)
             if known.available:
                 return backend, known
@@ -77,9 +83,11 @@ class Registry:
             hint="`skerry doctor` names what is missing and how to get it",
         )
 
-    def known(self, isolation: str) -> Backend | None:
+    def known(self, isolation: str, image: str = HOST) -> Backend | None:
         """What `pick` gives without waiting for anything; None if it has to."""
         for backend in self._enough(isolation):
+            if is_reference(image) and backend.images is None:
+                continue
             if (known := self._known.get(backend.name)) is None:
                 return None
             if known.available:
@@ -121,6 +129,26 @@ class Registry:
                 hint="ask for less isolation, or leave the backend out",
             )
         return [backend]
+
+    def _with_images(
+        self, backends: Sequence[Backend], isolation: str, name: str, image: str
+    ) -> list[Backend]:
+        """Those that have images of their own. Raises InvalidRequest, IsolationUnavailable."""
+        found = [backend for backend in backends if backend.images is not None]
+        if found:
+            return found
+        hint = (
+            f"or import it: `docker save {image.removeprefix(PREFIX)} >FILE`, `skerry image import FILE NAME`"
+        )
+        if name:
+            raise InvalidRequest(
+                f"backend {name!r} cannot run {image}, which is an image of a Docker Engine",
+                hint=f"ask for backend 'docker' or 'docker-runsc', or for none; {hint}",
+            )
+        raise IsolationUnavailable(
+            f"no backend here that gives isolation {isolation!r} runs images of a Docker Engine",
+            hint=f"'namespace' and 'gvisor' can, where the daemon has its backends; {hint}",
+        )
 
     async def _probe_quietly(self, backend: Backend) -> None:
         with contextlib.suppress(SkerryError):  # the daemon stops

@@ -43,6 +43,7 @@ VERBS = {
     "image ls": ("images", "List images"),
     "image build": ("images", "Build an image from its definition"),
     "image import": ("images", "Create an image from an archive"),
+    "image pull": ("images", "Pull an image that the Docker Engine lacks"),
     "image inspect": ("images", "Show an image"),
     "image rm": ("images", "Delete images"),
     "pool stats": ("pools", "Show the pools and their ready environments"),

@@ -9,6 +9,7 @@ from skerry.cli.options import (
     add_environment,
     add_json,
     add_variables,
+    create,
     environment_request,
     path_of,
 )
@@ -33,7 +34,7 @@ def _create_arguments(parser: Parser) -> None:
 
 
 def _create(args: SimpleNamespace) -> int:
-    info = Transport().call("POST", "/environments", json=environment_request(args))
+    info = create(Transport(), environment_request(args))
     if args.json:
         show_json(info)
     else:

@@ -85,6 +85,26 @@ def _import(args: SimpleNamespace) -> int:
     return _show_image(image, args.json, "imported")
 
 
+def _pull_arguments(parser: Parser) -> None:
+    parser.argument("image", "IMAGE", "docker:// and what `docker pull` takes")
+    add_json(parser)
+
+
+def _pull(args: SimpleNamespace) -> int:
+    image = pull(args.image)
+    if args.json:
+        show_json(image.to_dict())
+    else:
+        print(clean(f"{image.name} {image.digest}"))
+    return 0
+
+
+def pull(image: str) -> ImageInfo:
+    """Pull an image that the engine lacks, with its progress on stderr. Raises what `Client.pull_image` does."""
+    with _Progress() as progress:
+        return Client().pull_image(image, progress.show)
+
+
 def _show_image(image: ImageInfo, as_json: bool, how: str) -> int:
     if as_json:
         show_json(image.to_dict())
@@ -156,6 +176,13 @@ VERBS = {
         "skerry image import rootfs.tar mine",
         _import_arguments,
         _import,
+    ),
+    "image pull": Verb(
+        "skerry image pull [--json] IMAGE",
+        "Pull an image that the Docker Engine lacks.",
+        "skerry image pull docker://python:3.12-slim",
+        _pull_arguments,
+        _pull,
     ),
     "image inspect": Verb(
         "skerry image inspect NAME",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from skerry.cli.parser import Parser
+    from skerry.client.sync.transport import Transport
     from skerry.parameters import ParameterSpec
 
 ENV = CREATE["env"]
@@ -82,6 +83,16 @@ def environment_request(args: SimpleNamespace) -> dict[str, Any]:
     if args.allow:
         request.setdefault("network", "allowlist")
     return request
+
+
+def create(transport: Transport, request: dict[str, Any]) -> dict[str, Any]:
+    """The new environment. An image that is pulled first shows its progress on stderr."""
+    if str(request.get("image", "")).startswith("docker://"):
+        from skerry.cli.images import pull
+
+        pull(request["image"])
+    info: dict[str, Any] = transport.call("POST", "/environments", json=request)
+    return info
 
 
 def parse_variables(pairs: list[str], files: list[str]) -> dict[str, str]:

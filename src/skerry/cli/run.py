@@ -12,6 +12,7 @@ from skerry.cli.options import (
     add_json,
     add_parameters,
     add_variables,
+    create,
     environment_request,
     parse_secrets,
     parse_variables,
@@ -115,7 +116,7 @@ def _run(args: SimpleNamespace) -> int:
     _check_terminal(args)
     transport = Transport()
     with Signals() as signals:
-        ref = transport.call("POST", "/environments", json=wanted)["environment_id"]
+        ref = create(transport, wanted)["environment_id"]
         try:
             signals.check()
             return _command(args, transport, path_of(ref), request, signals)

@@ -20,6 +20,7 @@ from typing import Any
 
 from skerry.errors import InvalidRequest
 from skerry.host import seccomp
+from skerry.images.references import Reference, is_reference
 from skerry.images.store import HOST
 from skerry.languages import Language
 from skerry.manager.code.program import Program
@@ -49,6 +50,14 @@ def load(home: Home, languages: Iterable[Language]) -> list[PoolSettings]:
     return given + added
 
 
+def _image(table: Table) -> str:
+    name = table.text("image", HOST)
+    try:
+        return Reference.parse(name).name if is_reference(name) else name
+    except InvalidRequest as error:
+        raise table.wrong(error.message, error.hint) from error
+
+
 def _settings(table: Table, language: Language | None) -> PoolSettings:
     own = ("idle",) if language is not None else ("image", *_POLICY, *_LIMITS)
     table.allow(("minimum", "maximum", "age", *own))
@@ -62,7 +71,7 @@ def _settings(table: Table, language: Language | None) -> PoolSettings:
         raise table.wrong(error.message, error.hint) from error
     return PoolSettings(
         name=table.name,
-        image=table.text("image", HOST) if language is None else language.image,
+        image=_image(table) if language is None else language.image,
         policy=policy if language is None else Program(language.name, "").policy,
         minimum=table.count("minimum", 0, 0, maximum),
         maximum=maximum,

@@ -31,7 +31,7 @@ from skerry.images.host import host_view
 from skerry.images.normalize import normalize
 from skerry.models import ImageInfo
 
-HOST = "host"
+HOST, DOCKER = "host", "docker"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9._-]{0,63})?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"(sha256:)?[0-9a-f]{1,64}")
@@ -45,9 +45,9 @@ class Image:
     digest: str
     """`sha256:...`"""
     kind: str
-    """`host` or `rootfs`."""
+    """`host`, `rootfs`, or `docker`: one that an engine has."""
     rootfs: Path | None
-    """None for `host`: see `host_view`."""
+    """None for `host`, see `host_view`, and `docker`."""
     env: dict[str, str]
     size: int
     created_at: float
@@ -55,8 +55,8 @@ class Image:
 
     @property
     def ref(self) -> str:
-        """By which `ImageStore.get` finds this one, whatever its name points to by then."""
-        return HOST if self.kind == HOST else self.digest
+        """By which this one is found; one of our store whatever its name points to by then."""
+        return self.name if self.kind in (HOST, DOCKER) else self.digest
 
     def info(self) -> ImageInfo:
         return ImageInfo(self.name, self.digest, self.kind, self.size, self.created_at, self.description)
@@ -239,4 +239,4 @@ def _is_name(path: Path) -> bool:
 
 def _host() -> Image:
     view = host_view()
-    return Image(HOST, view.digest, "host", None, view.env, 0, 0.0, "this machine's own programs, read-only")
+    return Image(HOST, view.digest, HOST, None, view.env, 0, 0.0, "this machine's own programs, read-only")

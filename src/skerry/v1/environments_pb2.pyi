@@ -89,7 +89,9 @@ class CreateEnvironmentRequest(_message.Message):
     TRAFFIC_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
     image: _builtins.str
-    """Name, or beginning of a digest; without it, `host`: the daemon's machine's own programs, read-only."""
+    """Name, beginning of a digest, or `docker://` and an image of a Docker Engine; without it, `host`: the daemon's
+    machine's own programs, read-only.
+    """
     name: _builtins.str
     """One by which it can be found again, as long as it lives."""
     isolation: _builtins.str

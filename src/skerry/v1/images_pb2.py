@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16skerry/v1/images.proto\x12\tskerry.v1\x1a\x1bgoogle/protobuf/empty.proto\"\xd4\x01\n\x05Image\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04size\x18\x04 \x01(\x03\x12\x12\n\ncreated_at\x18\x05 \x01(\x01\x12\x13\n\x0b\x64\x65scription\x18\x06 \x01(\t\x12&\n\x03\x65nv\x18\x07 \x03(\x0b\x32\x19.skerry.v1.Image.EnvEntry\x12\x14\n\x0c\x65nvironments\x18\x08 \x03(\t\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x13\n\x11ListImagesRequest\"K\n\x12ListImagesResponse\x12 \n\x06images\x18\x01 \x03(\x0b\x32\x10.skerry.v1.Image\x12\x13\n\x0b\x64\x65\x66initions\x18\x02 \x03(\t\"!\n\x11\x42uildImageRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"0\n\x12ImportImageRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"K\n\x08Progress\x12\x0c\n\x04step\x18\x01 \x01(\t\x12\x10\n\x08\x66raction\x18\x02 \x01(\x01\x12\x1f\n\x05image\x18\x03 \x01(\x0b\x32\x10.skerry.v1.Image\" \n\x0fGetImageRequest\x12\r\n\x05image\x18\x01 \x01(\t\"#\n\x12RemoveImageRequest\x12\r\n\x05image\x18\x01 \x01(\t2\xdd\x02\n\x06Images\x12I\n\nListImages\x12\x1c.skerry.v1.ListImagesRequest\x1a\x1d.skerry.v1.ListImagesResponse\x12\x41\n\nBuildImage\x12\x1c.skerry.v1.BuildImageRequest\x1a\x13.skerry.v1.Progress0\x01\x12\x45\n\x0bImportImage\x12\x1d.skerry.v1.ImportImageRequest\x1a\x13.skerry.v1.Progress(\x01\x30\x01\x12\x38\n\x08GetImage\x12\x1a.skerry.v1.GetImageRequest\x1a\x10.skerry.v1.Image\x12\x44\n\x0bRemoveImage\x12\x1d.skerry.v1.RemoveImageRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16skerry/v1/images.proto\x12\tskerry.v1\x1a\x1bgoogle/protobuf/empty.proto\"\xd4\x01\n\x05Image\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04size\x18\x04 \x01(\x03\x12\x12\n\ncreated_at\x18\x05 \x01(\x01\x12\x13\n\x0b\x64\x65scription\x18\x06 \x01(\t\x12&\n\x03\x65nv\x18\x07 \x03(\x0b\x32\x19.skerry.v1.Image.EnvEntry\x12\x14\n\x0c\x65nvironments\x18\x08 \x03(\t\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x13\n\x11ListImagesRequest\"K\n\x12ListImagesResponse\x12 \n\x06images\x18\x01 \x03(\x0b\x32\x10.skerry.v1.Image\x12\x13\n\x0b\x64\x65\x66initions\x18\x02 \x03(\t\"!\n\x11\x42uildImageRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"!\n\x10PullImageRequest\x12\r\n\x05image\x18\x01 \x01(\t\"0\n\x12ImportImageRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"K\n\x08Progress\x12\x0c\n\x04step\x18\x01 \x01(\t\x12\x10\n\x08\x66raction\x18\x02 \x01(\x01\x12\x1f\n\x05image\x18\x03 \x01(\x0b\x32\x10.skerry.v1.Image\" \n\x0fGetImageRequest\x12\r\n\x05image\x18\x01 \x01(\t\"#\n\x12RemoveImageRequest\x12\r\n\x05image\x18\x01 \x01(\t2\x9e\x03\n\x06Images\x12I\n\nListImages\x12\x1c.skerry.v1.ListImagesRequest\x1a\x1d.skerry.v1.ListImagesResponse\x12\x41\n\nBuildImage\x12\x1c.skerry.v1.BuildImageRequest\x1a\x13.skerry.v1.Progress0\x01\x12\x45\n\x0bImportImage\x12\x1d.skerry.v1.ImportImageRequest\x1a\x13.skerry.v1.Progress(\x01\x30\x01\x12?\n\tPullImage\x12\x1b.skerry.v1.PullImageRequest\x1a\x13.skerry.v1.Progress0\x01\x12\x38\n\x08GetImage\x12\x1a.skerry.v1.GetImageRequest\x1a\x10.skerry.v1.Image\x12\x44\n\x0bRemoveImage\x12\x1d.skerry.v1.RemoveImageRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,14 +44,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTIMAGESRESPONSE']._serialized_end=377
   _globals['_BUILDIMAGEREQUEST']._serialized_start=379
   _globals['_BUILDIMAGEREQUEST']._serialized_end=412
-  _globals['_IMPORTIMAGEREQUEST']._serialized_start=414
-  _globals['_IMPORTIMAGEREQUEST']._serialized_end=462
-  _globals['_PROGRESS']._serialized_start=464
-  _globals['_PROGRESS']._serialized_end=539
-  _globals['_GETIMAGEREQUEST']._serialized_start=541
-  _globals['_GETIMAGEREQUEST']._serialized_end=573
-  _globals['_REMOVEIMAGEREQUEST']._serialized_start=575
-  _globals['_REMOVEIMAGEREQUEST']._serialized_end=610
-  _globals['_IMAGES']._serialized_start=613
-  _globals['_IMAGES']._serialized_end=962
+  _globals['_PULLIMAGEREQUEST']._serialized_start=414
+  _globals['_PULLIMAGEREQUEST']._serialized_end=447
+  _globals['_IMPORTIMAGEREQUEST']._serialized_start=449
+  _globals['_IMPORTIMAGEREQUEST']._serialized_end=497
+  _globals['_PROGRESS']._serialized_start=499
+  _globals['_PROGRESS']._serialized_end=574
+  _globals['_GETIMAGEREQUEST']._serialized_start=576
+  _globals['_GETIMAGEREQUEST']._serialized_end=608
+  _globals['_REMOVEIMAGEREQUEST']._serialized_start=610
+  _globals['_REMOVEIMAGEREQUEST']._serialized_end=645
+  _globals['_IMAGES']._serialized_start=648
+  _globals['_IMAGES']._serialized_end=1062
 # @@protoc_insertion_point(module_scope)

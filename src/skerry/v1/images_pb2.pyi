@@ -53,7 +53,7 @@ class Image(_message.Message):
     name: _builtins.str
     digest: _builtins.str
     kind: _builtins.str
-    """`host` or `rootfs`."""
+    """`host`, `rootfs`, or `docker`: one that an engine has."""
     size: _builtins.int
     created_at: _builtins.float
     """Unix time."""
@@ -146,6 +146,26 @@ class BuildImageRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BuildImageRequest: _TypeAlias = BuildImageRequest  # noqa: Y015
+
+@_typing.final
+class PullImageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGE_FIELD_NUMBER: _builtins.int
+    image: _builtins.str
+    """As in `docker://python:3.12-slim`."""
+    def __init__(
+        self,
+        *,
+        image: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PullImageRequest: _TypeAlias = PullImageRequest  # noqa: Y015
 
 @_typing.final
 class ImportImageRequest(_message.Message):

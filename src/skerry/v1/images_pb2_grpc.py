@@ -50,6 +50,11 @@ class ImagesStub:
                 request_serializer=skerry_dot_v1_dot_images__pb2.ImportImageRequest.SerializeToString,
                 response_deserializer=skerry_dot_v1_dot_images__pb2.Progress.FromString,
                 _registered_method=True)
+        self.PullImage = channel.unary_stream(
+                '/skerry.v1.Images/PullImage',
+                request_serializer=skerry_dot_v1_dot_images__pb2.PullImageRequest.SerializeToString,
+                response_deserializer=skerry_dot_v1_dot_images__pb2.Progress.FromString,
+                _registered_method=True)
         self.GetImage = channel.unary_unary(
                 '/skerry.v1.Images/GetImage',
                 request_serializer=skerry_dot_v1_dot_images__pb2.GetImageRequest.SerializeToString,
@@ -88,6 +93,14 @@ class ImagesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PullImage(self, request, context):
+        """Pulls an image that the Docker Engine lacks; one that it has stays as it is. Answers as BuildImage does. A create
+        pulls as well, without progress.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetImage(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -117,6 +130,11 @@ def add_ImagesServicer_to_server(servicer, server):
             'ImportImage': grpc.stream_stream_rpc_method_handler(
                     servicer.ImportImage,
                     request_deserializer=skerry_dot_v1_dot_images__pb2.ImportImageRequest.FromString,
+                    response_serializer=skerry_dot_v1_dot_images__pb2.Progress.SerializeToString,
+            ),
+            'PullImage': grpc.unary_stream_rpc_method_handler(
+                    servicer.PullImage,
+                    request_deserializer=skerry_dot_v1_dot_images__pb2.PullImageRequest.FromString,
                     response_serializer=skerry_dot_v1_dot_images__pb2.Progress.SerializeToString,
             ),
             'GetImage': grpc.unary_unary_rpc_method_handler(
@@ -210,6 +228,33 @@ class Images:
             target,
             '/skerry.v1.Images/ImportImage',
             skerry_dot_v1_dot_images__pb2.ImportImageRequest.SerializeToString,
+            skerry_dot_v1_dot_images__pb2.Progress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PullImage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/skerry.v1.Images/PullImage',
+            skerry_dot_v1_dot_images__pb2.PullImageRequest.SerializeToString,
             skerry_dot_v1_dot_images__pb2.Progress.FromString,
             options,
             channel_credentials,

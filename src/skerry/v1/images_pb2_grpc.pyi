@@ -42,6 +42,10 @@ class ImagesStub:
     """Makes an image from an archive: a tar of a root file system, an OCI layout, or what `docker save` writes; compressed
     or not. The first message says what it shall be called. Answers as BuildImage does.
     """
+    PullImage: _grpc.UnaryStreamMultiCallable[_images_pb2.PullImageRequest, _images_pb2.Progress]
+    """Pulls an image that the Docker Engine lacks; one that it has stays as it is. Answers as BuildImage does. A create
+    pulls as well, without progress.
+    """
     GetImage: _grpc.UnaryUnaryMultiCallable[_images_pb2.GetImageRequest, _images_pb2.Image]
     RemoveImage: _grpc.UnaryUnaryMultiCallable[_images_pb2.RemoveImageRequest, _empty_pb2.Empty]
     """By name: the name, and the image with its last one. By digest: the image with all its names."""
@@ -58,6 +62,10 @@ class ImagesAsyncStub(ImagesStub):
     ImportImage: _aio.StreamStreamMultiCallable[_images_pb2.ImportImageRequest, _images_pb2.Progress]  # type: ignore[assignment]
     """Makes an image from an archive: a tar of a root file system, an OCI layout, or what `docker save` writes; compressed
     or not. The first message says what it shall be called. Answers as BuildImage does.
+    """
+    PullImage: _aio.UnaryStreamMultiCallable[_images_pb2.PullImageRequest, _images_pb2.Progress]  # type: ignore[assignment]
+    """Pulls an image that the Docker Engine lacks; one that it has stays as it is. Answers as BuildImage does. A create
+    pulls as well, without progress.
     """
     GetImage: _aio.UnaryUnaryMultiCallable[_images_pb2.GetImageRequest, _images_pb2.Image]  # type: ignore[assignment]
     RemoveImage: _aio.UnaryUnaryMultiCallable[_images_pb2.RemoveImageRequest, _empty_pb2.Empty]  # type: ignore[assignment]
@@ -90,6 +98,16 @@ class ImagesServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_images_pb2.Progress], _abc.AsyncIterator[_images_pb2.Progress]]:
         """Makes an image from an archive: a tar of a root file system, an OCI layout, or what `docker save` writes; compressed
         or not. The first message says what it shall be called. Answers as BuildImage does.
+        """
+
+    @_abc_1.abstractmethod
+    def PullImage(
+        self,
+        request: _images_pb2.PullImageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_images_pb2.Progress], _abc.AsyncIterator[_images_pb2.Progress]]:
+        """Pulls an image that the Docker Engine lacks; one that it has stays as it is. Answers as BuildImage does. A create
+        pulls as well, without progress.
         """
 
     @_abc_1.abstractmethod

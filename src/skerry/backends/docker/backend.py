@@ -19,11 +19,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from skerry.backends.base import Capabilities, Instance, InstanceSpec, Sample
+from skerry.backends.base import Capabilities, ImageSource, Instance, InstanceSpec, Sample
 from skerry.backends.docker import container, report
 from skerry.backends.docker.container import Bind, Container
 from skerry.backends.docker.containers import Containers, LiveContainer
 from skerry.backends.docker.engine import CONFLICT, NOT_FOUND, Endpoint, EngineClient, EngineRefused
+from skerry.backends.docker.images import EngineImages
 from skerry.backends.docker.probe import look_at
 from skerry.backends.docker.relay import Relays
 from skerry.backends.docker.roots import Roots
@@ -44,7 +45,8 @@ from skerry.failpoints import hit
 from skerry.host import injected, readback
 from skerry.host.network import Sockets, catch_all_of
 from skerry.ids import new_id
-from skerry.images.store import Image
+from skerry.images.references import Allowed
+from skerry.images.store import HOST, Image
 from skerry.models import Enforcement, Usage
 from skerry.policy import MIB, Limits, Policy
 
@@ -63,17 +65,18 @@ class DockerBackend:
     ahead = False  # a trial leaves an image in the engine, which is not ours
 
     def __init__(self, machine: Machine, endpoint: Endpoint | None = None) -> None:
-        """The engine is at `endpoint`, or where the environment variables say."""
+        """The engine is at `endpoint`, or where the environment variables say. Raises InvalidRequest."""
         self._machine = machine
         self._engine = EngineClient(endpoint or Endpoint.from_environment())
         self._home = hashlib.sha256(os.fsencode(machine.home)).hexdigest()[:12]
+        self.images: ImageSource | None = EngineImages(self._engine, Allowed.from_environment())
         self._stock = Stock(self._engine, self._home, gvisor=self.gvisor)
         self._containers = Containers(self._engine, self._home)
         self._relays = Relays(self._engine)
         self._live: dict[str, LiveContainer] = {}
         self._folder = f"{machine.home}/docker"
         """There from the first probe on: without it, this home has no containers."""
-        self._roots = Roots(machine, self._stock, self._folder, gvisor=self.gvisor)
+        self._roots = Roots(machine, self._engine, self._stock, self._folder, gvisor=self.gvisor)
         self._rootful = machine.rootful
         self._local: bool | None = None
         """True if the engine's processes and files are this machine's; None: not known yet."""
@@ -128,7 +131,7 @@ class DockerBackend:
             raise LaunchFailed(f"environment {id_} runs already")
         if spec.layers or spec.program:
             self._require_local("packages and programs are directories of the daemon")
-        if spec.image.rootfs is None:
+        if spec.image.kind == HOST:
             self._require_local("the image 'host' shows files of the daemon's machine")
         directory = InstanceDirectory(self._machine.instances, id_)
         try:
@@ -146,7 +149,7 @@ class DockerBackend:
                 made = await self._create(spec, kind, binds)
             hit("create.sent")
             await self._containers.run(made)
-            self._live[id_] = await self._containers.look(id_, policy)
+            live = self._live[id_] = await self._containers.look(id_, policy)
         except BaseException as error:
             if isinstance(error, EngineRefused) and error.answer == CONFLICT:
                 raise  # the container of that name is another one
@@ -155,7 +158,7 @@ class DockerBackend:
             with contextlib.suppress(SkerryError):  # then the next sweep finds it
                 await asyncio.shield(self.stop(id_))
             raise
-        return Instance(id_, kind, "/workspace")
+        return Instance(id_, kind, "/workspace", variables=live.variables)
 
     async def _create(self, spec: InstanceSpec, kind: str, binds: builtins.list[Bind]) -> str:
         """Make a container; returns the engine's id. Raises EngineRefused, LaunchFailed, IsolationUnavailable."""
@@ -179,6 +182,7 @@ class DockerBackend:
                 orphan=spec.orphan,
                 memory=memory_size(policy) if kind == "memory" else 0,
                 binds=[*root.binds, *binds],
+                volumes=root.volumes,
                 gvisor=self.gvisor,
                 runtime=self.runtime,
             )
@@ -244,7 +248,7 @@ class DockerBackend:
             self._local = True
         if live.cgroup is not None and self._rootful:
             live.cgroup.weigh(1)
-        return Instance(spec.environment_id, live.workspace, "/workspace")
+        return Instance(spec.environment_id, live.workspace, "/workspace", variables=live.variables)
 
     async def connect(self, environment_id: str) -> socket.socket:
         live = self._live.get(environment_id)

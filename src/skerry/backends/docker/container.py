@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,9 @@ class Container:
     memory: int
     """Bytes of a workspace in memory; 0: it is one of `binds`."""
     binds: Sequence[Bind] = ()
+    volumes: Sequence[str] = ()
+    """That the image declares. An engine gives each a directory on its disk, which has no limit; with us they are empty
+    and read-only."""
     gvisor: bool = False
     runtime: str = ""
 
@@ -68,6 +72,7 @@ class Container:
             "WorkingDir": "/",
             "Hostname": HOSTNAME,
             "Labels": self.labels,
+            "Healthcheck": {"Test": ["NONE"]},  # the image's would be run by the engine
             "AttachStdin": False,
             "NetworkDisabled": False,
             "HostConfig": self._host_config(),
@@ -124,6 +129,7 @@ class Container:
         inodes = "" if self.gvisor else f",nr_inodes={self.limits.inodes}"
         root = "mode=0700" if self.gvisor else f"mode=0711,{owner}"
         found = {
+            **dict.fromkeys(map(posixpath.normpath, self.volumes), "ro,size=4k"),
             "/tmp": f"exec,mode=1777,size={tmp}{inodes}",  # noqa: S108
             plan.RUN: f"{owner},mode=0700,size={4 * MIB}",
             injected.CONTROL: f"{root},size=64k",

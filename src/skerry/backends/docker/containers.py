@@ -36,6 +36,8 @@ class LiveContainer:
     policy: Policy
     workspace: str
     shared: list[str]
+    variables: dict[str, str]
+    """Of the image."""
     watch: asyncio.Task[None] | None = None
     """Ends with an instance whose process is not on this machine."""
 
@@ -107,6 +109,7 @@ class Containers:
             policy,
             labels[container.WORKSPACE],
             json.loads(labels[container.SHARED]),
+            dict(each.split("=", 1) for each in found["Config"].get("Env") or () if "=" in each),
         )
         if running is None:
             live.watch = asyncio.create_task(self.await_end(found["Id"]))

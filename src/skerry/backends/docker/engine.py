@@ -10,7 +10,7 @@ import os
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ class EngineRefused(LaunchFailed):
             f"the Docker Engine says: {message}", hint="its log says more: `journalctl -u docker`"
         )
         self.answer = answer
+        self.said = message
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,21 @@ class EngineClient:
             return json.loads(answer) if answer else None
         except ValueError:
             return _last(answer)
+
+    async def steps(
+        self, path: str, params: Mapping[str, Any], seconds: float
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Lines of progress of a job, each within `seconds` of the one before. Raises as `call`."""
+        async with contextlib.AsyncExitStack() as undo:
+            async with self._translated(seconds):
+                query = self._client()._query(path, "POST", params=params, timeout=None)
+                response = await undo.enter_async_context(query)
+            while True:
+                async with self._translated(seconds):
+                    line = await response.content.readline()
+                if not line:
+                    return
+                yield _last(line) or {}
 
     @contextlib.asynccontextmanager
     async def attached(self, container: str) -> AsyncIterator[Stream]:

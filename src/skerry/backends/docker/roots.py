@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from skerry.backends.base import Layer
 from skerry.backends.docker.container import Bind, binds_of
+from skerry.backends.docker.engine import EngineClient
 from skerry.backends.docker.stock import Stock
 from skerry.backends.instances import not_made
 from skerry.backends.machine import Machine
 from skerry.host import plan
-from skerry.images.store import Image
+from skerry.images.store import DOCKER, Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,17 @@ class ContainerRoot:
     binds: Sequence[Bind] = ()
     shared: Sequence[str] = ()
     """Directories of the host whose locks and watches environments share."""
+    volumes: Sequence[str] = ()
+    """See Container."""
 
 
 class Roots:
-    def __init__(self, machine: Machine, stock: Stock, folder: str, *, gvisor: bool) -> None:
+    def __init__(
+        self, machine: Machine, engine: EngineClient, stock: Stock, folder: str, *, gvisor: bool
+    ) -> None:
         """`folder` is the daemon's, for what it makes."""
         self._machine = machine
+        self._engine = engine
         self._stock = stock
         self._folder = folder
         self._gvisor = gvisor
@@ -38,6 +44,9 @@ class Roots:
         if image.rootfs is not None:
             name = await self._stock.image(image.digest, str(image.rootfs), as_root=not self._machine.rootful)
             return ContainerRoot(name)
+        if image.kind == DOCKER:
+            found = await self._engine.call("GET", f"images/{image.digest}/json")
+            return ContainerRoot(image.digest, volumes=[*((found["Config"] or {}).get("Volumes") or ())])
         try:
             tree, parts = await asyncio.to_thread(self._machine.host_roots.current)
         except OSError as error:

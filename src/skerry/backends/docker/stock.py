@@ -11,7 +11,7 @@ import tarfile
 import threading
 from collections.abc import AsyncIterator, Callable
 
-from skerry.backends.docker.container import HOME
+from skerry.backends.docker.container import BACKEND, ENVIRONMENT, HOME
 from skerry.backends.docker.engine import CONFLICT, NOT_FOUND, EngineClient, EngineRefused
 from skerry.errors import LaunchFailed, SkerryError
 from skerry.host import injected
@@ -96,12 +96,14 @@ class Stock:
         digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:12]
         name = f"skerry-{self._home}-{digest}"
         labels = {HOME: self._home}
+        # An image has labels, too, which ours replace: the filler is no environment, whatever they say.
+        replaced = {ENVIRONMENT: "", BACKEND: ""}
         await self._engine.call("POST", "volumes/create", body={"Name": name, "Labels": labels})
         mount = {"Type": "volume", "Source": name, "Target": injected.GUEST}
         config = {
             "Image": image,
             "Entrypoint": [injected.PROGRAM],
-            "Labels": labels,
+            "Labels": labels | replaced,
             "HostConfig": {
                 "NetworkMode": "none",
                 "Mounts": [{**mount, "VolumeOptions": {"NoCopy": True}}],

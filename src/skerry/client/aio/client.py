@@ -202,6 +202,16 @@ class AsyncClient:
         """
         return await _built(await self.transport.send("POST", "/images/build", json={"name": name}), progress)
 
+    async def pull_image(self, image: str, progress: Progress | None = None) -> ImageInfo:
+        """Pull an image (`docker://python:3.12-slim`) if the daemon's Docker Engine lacks it.
+
+        `Environment.create()` pulls as well, without progress. Raises Denied unless the operator allows the image,
+        ImageNotFound, RegistryUnavailable, DiskFull, IsolationUnavailable.
+        """
+        return await _built(
+            await self.transport.send("POST", "/images/pull", json={"image": image}), progress
+        )
+
     async def import_image(
         self, path: str | PathLike[str], name: str, progress: Progress | None = None
     ) -> ImageInfo:

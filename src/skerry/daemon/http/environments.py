@@ -53,7 +53,8 @@ Workspace = Annotated[Text, WithJsonSchema({"enum": list(WORKSPACES)})]
 
 class Create(Body):
     image: Text | None = None
-    """Name, or beginning of a digest; without it, `host`: this machine's own programs, read-only."""
+    """Name, beginning of a digest, or `docker://` and an image of a Docker Engine; without it, `host`: this machine's
+    own programs, read-only."""
     name: Text | None = None
     """One by which it can be found again, as long as it lives."""
     isolation: Isolation | None = None

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import errno
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from starlette.responses import Response
 
@@ -15,7 +17,16 @@ from skerry.daemon.http import schemas
 from skerry.daemon.http.answers import Stream, line, log, reply
 from skerry.daemon.http.operations import NDJSON, OCTETS, TAR, Call, Operation, Parameter
 from skerry.daemon.http.requests import Body, Text
-from skerry.errors import Conflict, DiskFull, ImageNotFound, PlatformError, SkerryError
+from skerry.errors import (
+    Conflict,
+    Denied,
+    DiskFull,
+    ImageNotFound,
+    IsolationUnavailable,
+    PlatformError,
+    RegistryUnavailable,
+    SkerryError,
+)
 from skerry.host.space import LOOK_EVERY, check_space
 from skerry.images import definition
 from skerry.images.build import build
@@ -42,7 +53,20 @@ async def build_image(call: Call, body: Build) -> Response:
     wanted = definition.find(body.name)
     act = call.manager.act(call.caller, "image.build", name=body.name)
     await act.begin()
-    return Stream(_work(act, lambda report: build(wanted, call.engine.images, report)), NDJSON)
+    return Stream(
+        _work(act, lambda report: asyncio.to_thread(build, wanted, call.engine.images, report)), NDJSON
+    )
+
+
+class Pull(Body):
+    image: Text
+    """As in `docker://python:3.12-slim`."""
+
+
+async def pull_image(call: Call, body: Pull) -> Response:
+    act = call.manager.act(call.caller, "image.pull", image=body.image)
+    await act.begin()
+    return Stream(_work(act, partial(call.manager.pull, body.image)), NDJSON)
 
 
 async def import_image(call: Call, name: str) -> Response:
@@ -62,7 +86,7 @@ async def import_image(call: Call, name: str) -> Response:
         with uploaded:
             return import_archive(folder / "archive", name, call.engine.images, report)
 
-    return Stream(_work(act, work), NDJSON)
+    return Stream(_work(act, lambda report: asyncio.to_thread(work, report)), NDJSON)
 
 
 async def inspect(call: Call, image: str) -> Response:
@@ -102,8 +126,8 @@ async def _receive(call: Call, path: Path) -> None:
         raise kind(f"cannot store the archive: {error.strerror}") from error
 
 
-async def _work(act: Act, job: Callable[[Report], Image]) -> AsyncGenerator[bytes, None]:
-    """Lines of progress of a job in a thread, and at last the image or the error.
+async def _work(act: Act, job: Callable[[Report], Coroutine[Any, Any, Image]]) -> AsyncGenerator[bytes, None]:
+    """Lines of progress of a job, which may report from another thread, and at last the image or the error.
 
     When nobody reads any more, the job ends at its next step. Of steps that come faster than they are read only
     the last is told.
@@ -122,7 +146,7 @@ async def _work(act: Act, job: Callable[[Report], Image]) -> AsyncGenerator[byte
             raise Conflict("nobody waits for this any more")
         loop.call_soon_threadsafe(tell, progress)
 
-    working = loop.run_in_executor(None, job, report)
+    working = asyncio.create_task(job(report))
     working.add_done_callback(lambda _: news.set())
     try:
         while latest or not working.done():
@@ -185,6 +209,22 @@ OPERATIONS = (
         media=(NDJSON,),
         answer_example={"step": "installing packages", "fraction": 0.4},
         errors=(ImageNotFound,),
+    ),
+    Operation(
+        name="pull_image",
+        method="POST",
+        path="/images/pull",
+        tag="images",
+        verb="create",
+        summary="Pull an image that the Docker Engine lacks",
+        text="One that it has stays as it is. A create pulls as well, without progress. Answers as `build_image` does.",
+        handler=pull_image,
+        body=Pull,
+        body_example={"image": "docker://python:3.12-slim"},
+        answer=schemas.Progress,
+        media=(NDJSON,),
+        answer_example={"step": "pulling docker://python:3.12-slim", "fraction": 0.4},
+        errors=(Denied, ImageNotFound, DiskFull, RegistryUnavailable, IsolationUnavailable),
     ),
     Operation(
         name="import_image",

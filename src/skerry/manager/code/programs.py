@@ -73,7 +73,8 @@ class Programs:
         """
         language = self._languages.get(program.language)
         tree = program.tree(language)
-        image = self._images.get(program.image or language.image)
+        named = program.image or language.image
+        image, _ = await self._manager.image(caller, named, program.policy.isolation)
         self._check_open()
         left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._under_way.add(left)

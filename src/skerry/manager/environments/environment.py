@@ -103,7 +103,8 @@ class Environment:
         """Variables of its programs, without those of a call. Requires an instance."""
         assert self.instance is not None
         given = {**self.preset_variables, **self.variables}
-        return base_variables(self.image.env, self.instance.workspace_path, given)
+        of_image = {**self.image.env, **self.instance.variables}
+        return base_variables(of_image, self.instance.workspace_path, given)
 
     def forget_means(self) -> None:
         """Drop everything that only a running environment needs."""

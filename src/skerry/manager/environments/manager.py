@@ -26,9 +26,12 @@ from skerry.errors import (
     Busy,
     Conflict,
     DaemonUnavailable,
+    Denied,
     EnvironmentEnded,
     EnvironmentNotFound,
     GuestFailed,
+    ImageNotFound,
+    InvalidRequest,
     IsolationUnavailable,
     LaunchFailed,
     QuotaExceeded,
@@ -37,7 +40,9 @@ from skerry.errors import (
 )
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel
-from skerry.images.store import ImageStore
+from skerry.images.progress import Report
+from skerry.images.references import PREFIX, is_reference
+from skerry.images.store import Image, ImageStore
 from skerry.manager.audit.acts import CANCELED, Act, Denials
 from skerry.manager.caller import Caller
 from skerry.manager.clock import Clock
@@ -52,12 +57,13 @@ from skerry.manager.environments.recovery import Recovery
 from skerry.manager.environments.request import CreateRequest
 from skerry.manager.executions.profiles import Profiles
 from skerry.manager.executions.registry import Executions
+from skerry.manager.images import find_image
 from skerry.manager.network.rules import with_network, with_rules
 from skerry.manager.pools.pool import START_TIMEOUT, PoolSettings
 from skerry.manager.pools.pools import Pools
 from skerry.manager.sessions.registry import Sessions
 from skerry.models import Enforcement, Outcome, State, Usage
-from skerry.policy import Policy, seconds
+from skerry.policy import ISOLATIONS, Policy, seconds
 from skerry.settings import Home
 
 log = structlog.get_logger(component="manager")
@@ -151,7 +157,8 @@ class EnvironmentManager:
 
         Raises InvalidRequest, Conflict (the name is taken, or the key was used for something else), ImageNotFound,
         IsolationUnavailable, LaunchFailed, GuestFailed, DiskFull, DaemonUnavailable (it is stopping),
-        QuotaExceeded, Busy (all of its pool's maximum are in use), StoreUnavailable.
+        QuotaExceeded, Busy (all of its pool's maximum are in use), StoreUnavailable; for an image of an engine Denied
+        and RegistryUnavailable.
         """
         if self._lifecycle.closing:
             raise stopping()
@@ -159,9 +166,9 @@ class EnvironmentManager:
         await self._networks.understand(request.policy)
         least = await self.isolation.of(caller.tenant)
         request = request.with_isolation(least)
-        backend, _ = await self._registry.pick(request.policy.isolation, request.backend)
+        image, backend = await self.image(caller, request.image, request.policy.isolation, request.backend)
         await self._check_name(caller, request)
-        environment = await self._reserve(caller, request, backend)
+        environment = await self._reserve(caller, request, image, backend)
         act = Act(
             self._records,
             caller,
@@ -179,6 +186,30 @@ class EnvironmentManager:
             settling.add_done_callback(self._settling.discard)
             raise
 
+    async def image(
+        self, caller: Caller, name: str, isolation: str, backend: str = ""
+    ) -> tuple[Image, Backend]:
+        """The image of this name, and the backend that will run it. See `find_image`."""
+        found, _ = await self._registry.pick(isolation, backend, name)
+        try:
+            return await find_image(self._images, found, name), found
+        except Denied as error:
+            self.deny(caller, "image.find", error, image=name)
+            raise
+
+    async def pull(self, name: str, report: Report) -> Image:
+        """The image of an engine, pulled if it is missing. See `ImageSource.pull`."""
+        if not is_reference(name):
+            raise InvalidRequest(
+                f"{name!r} is not an image of a Docker Engine", hint=f"those begin with {PREFIX}"
+            )
+        backend, _ = await self._registry.pick(ISOLATIONS[0], image=name)
+        assert backend.images is not None
+        try:
+            return await backend.images.find(name)
+        except ImageNotFound:
+            return await backend.images.pull(name, report)
+
     async def _check_name(self, caller: Caller, request: CreateRequest) -> None:
         taken = self._catalogue.named(caller.tenant, request.name)
         if taken is not None and taken.ending is not None:  # its name is about to be free
@@ -189,9 +220,10 @@ class EnvironmentManager:
         ):  # with a key it may be the one that is meant: the store knows
             raise Conflict(f"the name {request.name!r} is taken by environment {taken.id}")
 
-    async def _reserve(self, caller: Caller, request: CreateRequest, backend: Backend) -> Environment:
+    async def _reserve(
+        self, caller: Caller, request: CreateRequest, image: Image, backend: Backend
+    ) -> Environment:
         """Find a place for a new environment and add it to the catalogue; nothing of it runs for the caller yet."""
-        image = self._images.get(request.image)
         placement = await self.pools.place(
             image,
             request.policy,

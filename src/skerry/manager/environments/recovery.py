@@ -19,7 +19,8 @@ from skerry.egress.limits import Traffic
 from skerry.errors import EnvironmentNotFound, LaunchFailed, SkerryError, StoreUnavailable
 from skerry.failpoints import hit
 from skerry.guest.channel import Channel
-from skerry.images.store import HOST, Image, ImageStore
+from skerry.images.references import is_reference
+from skerry.images.store import DOCKER, HOST, Image, ImageStore
 from skerry.manager.audit.acts import Act, note
 from skerry.manager.caller import Caller
 from skerry.manager.clock import Clock, boot_id, since_boot
@@ -226,7 +227,8 @@ class Recovery:
             act.end(str(Outcome.INTERNAL), **told, reason="the daemon ended before it was known")
 
     def _remembered(self, record: EnvironmentRecord, backend: Backend) -> Environment:
-        image = Image(record.image, record.image_digest, "", None, {}, 0, 0.0, "")
+        kind = DOCKER if is_reference(record.image) else ""
+        image = Image(record.image, record.image_digest, kind, None, {}, 0, 0.0, "")
         with contextlib.suppress(SkerryError):
             image = self._images.get(record.image_digest)
         if record.image == HOST:

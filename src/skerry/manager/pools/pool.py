@@ -38,6 +38,7 @@ from skerry.images.store import Image, ImageStore
 from skerry.languages import Language
 from skerry.manager.clock import Clock
 from skerry.manager.executions.commands import base_variables, program_command
+from skerry.manager.images import find_image
 from skerry.manager.pools.interpreters import PrestartedInterpreter, prestart
 from skerry.models import PoolStats
 from skerry.policy import Policy
@@ -165,7 +166,8 @@ class Pool:
 
     async def pick(self) -> Backend:
         """What its entries are made with now. Raises IsolationUnavailable."""
-        return (await self._registry.pick(self._settings.policy.isolation))[0]
+        own = self._settings
+        return (await self._registry.pick(own.policy.isolation, image=own.image))[0]
 
     def serves(self, image: Image, policy: Policy, backend: Backend, language: Language | None) -> bool:
         """True if its entries can become such an environment."""
@@ -174,7 +176,7 @@ class Pool:
             self._maximum > 0
             and language == own.language
             and image.name == own.image
-            and backend is self._registry.known(own.policy.isolation)
+            and backend is self._registry.known(own.policy.isolation, own.image)
             and backend.fixed(policy) == backend.fixed(own.policy)
         )
 
@@ -306,8 +308,8 @@ class Pool:
         Raises what a create does; then nothing is left of it.
         """
         settings = self._settings
-        image = self._images.get(settings.image)
         backend = await self.pick()
+        image = await find_image(self._images, backend, settings.image)
         id_ = backend.reserve()
         self._making.add(id_)
         try:
@@ -320,7 +322,8 @@ class Pool:
                 await channel.ping()
                 await backend.usage(id_, io=False)  # which opens its counters: the first command needs them
                 entry = PoolEntry(id_, image.digest, backend, instance, channel, self._clock.time())
-                variables = base_variables(image.env, instance.workspace_path, {})
+                of_image = {**image.env, **instance.variables}
+                variables = base_variables(of_image, instance.workspace_path, {})
                 if settings.language is None or not backend.gates:
                     # Warms the page and dentry caches for the first command: half a millisecond.
                     await _run_true(channel, variables)
