@@ -65,6 +65,8 @@ INOTIFY = {"instances": 32, "watches": 32768}
 PENDING_SIGNALS = 1024
 MESSAGE_QUEUES = 256 * 1024
 
+SHM_INODES, RUN_INODES = 4096, 512
+
 RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_SIGPENDING, RLIMIT_MSGQUEUE = 4, 7, 11, 12
 NO_DUMPS = "1"
 """Of RLIMIT_CORE. 0 would only keep files from being written: a core_pattern with a pipe is run all the same."""
@@ -151,9 +153,9 @@ class Plan:
         inodes = f"nr_inodes={limits.inodes}"
         sizes = tmpfs_sizes(limits.memory, workspace_in_memory=self.workspace.memory > 0)
         steps: list[Step] = [
-            ("tmpfs", "dev/shm", f"mode=1777,size={sizes['dev/shm']},nr_inodes=4096", "noexec"),
+            ("tmpfs", "dev/shm", f"mode=1777,size={sizes['dev/shm']},nr_inodes={SHM_INODES}", "noexec"),
             ("tmpfs", "tmp", f"mode=1777,size={sizes['tmp']},{inodes}", ""),
-            ("tmpfs", RUN.lstrip("/"), f"{owner},mode=0700,size=4m,nr_inodes=512", "noexec"),
+            ("tmpfs", RUN.lstrip("/"), f"{owner},mode=0700,size=4m,nr_inodes={RUN_INODES}", "noexec"),
         ]
         if self.workspace.volume is not None:
             steps.append(("volume", str(_WORKSPACE_SLOT), "workspace", self.workspace.volume))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,8 +108,7 @@ class Container:
             "CpuPeriod": period,
             "PidsLimit": self.charged.pids,
             "Ulimits": [{"Name": name, "Soft": value, "Hard": value} for name, value in ulimits.items()],
-            "ShmSize": sizes["dev/shm"],
-            "Tmpfs": self._tmpfs(sizes["tmp"]),
+            "Tmpfs": self._tmpfs(sizes),
             "Mounts": self._mounts(),
             "MaskedPaths": sorted({*_ENGINES_MASKED, "/sys", *(f"/proc/{name}" for name in plan.MASKED)}),
             "ReadonlyPaths": list(_READ_ONLY),
@@ -123,19 +122,23 @@ class Container:
             found["Runtime"] = self.runtime
         return found
 
-    def _tmpfs(self, tmp: int) -> dict[str, str]:
+    def _tmpfs(self, sizes: Mapping[str, int]) -> dict[str, str]:
         owner = f"uid={plan.UID},gid={plan.GID}"
-        # gVisor has no limit of inodes: they take memory, which is limited.
-        inodes = "" if self.gvisor else f",nr_inodes={self.limits.inodes}"
+
+        def inodes(number: int) -> str:
+            # gVisor has no limit of inodes: they take memory, which is limited.
+            return "" if self.gvisor else f",nr_inodes={number}"
+
         root = "mode=0700" if self.gvisor else f"mode=0711,{owner}"
         found = {
             **dict.fromkeys(map(posixpath.normpath, self.volumes), "ro,size=4k"),
-            "/tmp": f"exec,mode=1777,size={tmp}{inodes}",  # noqa: S108
-            plan.RUN: f"{owner},mode=0700,size={4 * MIB}",
+            "/tmp": f"exec,mode=1777,size={sizes['tmp']}{inodes(self.limits.inodes)}",  # noqa: S108
+            "/dev/shm": f"mode=1777,size={sizes['dev/shm']}{inodes(plan.SHM_INODES)}",  # noqa: S108
+            plan.RUN: f"{owner},mode=0700,size={4 * MIB}{inodes(plan.RUN_INODES)}",
             injected.CONTROL: f"{root},size=64k",
         }
         if self.memory:
-            found["/workspace"] = f"exec,{owner},mode=0755,size={self.memory}{inodes}"
+            found["/workspace"] = f"exec,{owner},mode=0755,size={self.memory}{inodes(self.limits.inodes)}"
         return found
 
     def _mounts(self) -> list[dict[str, Any]]:
@@ -146,7 +149,8 @@ class Container:
             "ReadOnly": True,
             "VolumeOptions": {"NoCopy": True},
         }
-        return [guest, *(_overlay(bind) if bind.beside else _bind(bind) for bind in self.binds)]
+        own = [] if self.gvisor else [_terminals()]
+        return [guest, *own, *(_overlay(bind) if bind.beside else _bind(bind) for bind in self.binds)]
 
 
 def container_name(environment_id: str) -> str:
@@ -163,12 +167,25 @@ def _bind(bind: Bind) -> dict[str, Any]:
     }
 
 
+def _terminals() -> dict[str, Any]:
+    """In place of the engine's, which has no limit of its own: the host's is one for all."""
+    return _volume(
+        "/dev/pts", "devpts", f"nosuid,noexec,newinstance,ptmxmode=0666,mode=0620,max={plan.TERMINALS}"
+    )
+
+
 def _overlay(bind: Bind) -> dict[str, Any]:
     """As a volume without a name, which goes with its container: the engine's own overlays are for images alone."""
-    options = {"type": "overlay", "device": "overlay", "o": f"lowerdir={bind.source}:{bind.beside}"}
+    # An overlay without an upper directory can only be read.
+    return _volume(bind.target, "overlay", f"lowerdir={bind.source}:{bind.beside}")
+
+
+def _volume(target: str, kind: str, settings: str) -> dict[str, Any]:
+    """A file system of the kernel's, in a volume without a name, which goes with its container."""
+    options = {"type": kind, "device": kind, "o": settings}
     return {
         "Type": "volume",
-        "Target": bind.target,  # an overlay without an upper directory can only be read
+        "Target": target,
         "VolumeOptions": {"NoCopy": True, "DriverConfig": {"Name": "local", "Options": options}},
     }
 
