@@ -136,8 +136,8 @@ class DockerBackend:
         directory = InstanceDirectory(self._machine.instances, id_)
         try:
             binds = self._roots.layers(spec.layers)
+            directory.make()
             if spec.program:
-                directory.make()
                 binds.append(Bind(directory.place("workspace", 0o755), "/workspace"))
             hit("create.taken")
             try:
@@ -150,6 +150,8 @@ class DockerBackend:
             hit("create.sent")
             await self._containers.run(made)
             live = self._live[id_] = await self._containers.look(id_, policy)
+            directory.note({})  # the next daemon tells by it what was lost from what was never there
+            hit("create.noted")
         except BaseException as error:
             if isinstance(error, EngineRefused) and error.answer == CONFLICT:
                 raise  # the container of that name is another one
@@ -243,12 +245,18 @@ class DockerBackend:
             self._machine.cpu_shares.add(group, environment_id, live.cgroup)
 
     async def adopt(self, spec: InstanceSpec) -> Instance:
-        live = self._live[spec.environment_id] = await self._containers.look(spec.environment_id, spec.policy)
+        id_ = spec.environment_id
+        try:
+            live = self._live[id_] = await self._containers.look(id_, spec.policy)
+        except EnvironmentNotFound as error:
+            if InstanceDirectory(self._machine.instances, id_).noted() is None:
+                raise LaunchFailed(f"the start of environment {id_} was not finished") from error
+            raise
         if live.running is not None:
             self._local = True
         if live.cgroup is not None and self._rootful:
             live.cgroup.weigh(1)
-        return Instance(spec.environment_id, live.workspace, "/workspace", variables=live.variables)
+        return Instance(id_, live.workspace, "/workspace", variables=live.variables)
 
     async def connect(self, environment_id: str) -> socket.socket:
         live = self._live.get(environment_id)
