@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import itertools
 import json
@@ -80,6 +81,12 @@ class Dockerd:
         status, answer = self._request(method, path)
         assert status < 300, answer
         return json.loads(answer) if answer else None
+
+    def containers(self, home: Path) -> set[str]:
+        """The environments of a home that are containers, whether they run or not."""
+        name = hashlib.sha256(os.fsencode(home)).hexdigest()[:12]
+        labels = [each["Labels"] for each in self.ask("GET", "/containers/json?all=1")]
+        return {found["skerry.environment"] for found in labels if found.get("skerry.home") == name}
 
     def belongings(self) -> set[str]:
         """Its containers, volumes and images."""

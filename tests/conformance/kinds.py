@@ -43,6 +43,7 @@ GIVES = {
     "landlock": "Landlock",
     "late_network": "a network for what was created without one",
     "prepared": "instances that are made ahead of need",
+    "own_limits": "limits of its own where the kernel counts for each user",
 }
 """What a behaviour may need beyond the contract; a test names it by `@needs("...")`."""
 
@@ -63,6 +64,14 @@ class Kind:
     """Times that its tests may take longer."""
     always: frozenset[str] | None = None
     """The modules that `make test` runs; None for all of them."""
+    alike: str = ""
+    """The one that has the same guest and kernel: repeats and sweeps of an attack run on that alone."""
+    engine: bool = False
+    """True if its environments are containers of the tests' Docker Engine."""
+
+    def variables(self) -> dict[str, str]:
+        """The environment variables by which a daemon finds what it needs."""
+        return {"DOCKER_HOST": dockerd.shared.get().host} if self.engine else {}
 
 
 _AS_ROOT = os.geteuid() == 0
@@ -77,14 +86,15 @@ KINDS = (
         "namespace",
         lambda home: NamespaceBackend(Machine(home)),
         _LINUX
-        | {"isolated", "own_root", "plain_user", "pids", "late_network", "prepared"}
+        | {"isolated", "own_root", "plain_user", "pids", "late_network", "prepared", "own_limits"}
         | ({"counters", "users"} if _AS_ROOT else set())
         | ({"path_rules"} if not readback.path_rules() else set()),
     ),
     Kind(
         "oci",
         lambda home: OciBackend(Machine(home)),
-        frozenset({"isolated", "own_root", "plain_user", "counters", "users", "protected", "prepared"}),
+        frozenset({"isolated", "own_root", "plain_user", "counters", "users", "protected", "prepared"})
+        | {"own_limits"},
         attacked=True,
         always=frozenset({"test_instances", "test_users"}),
     ),
@@ -94,19 +104,29 @@ KINDS = (
         _LINUX
         | {"isolated", "own_root", "plain_user", "pids", "counters", "late_network"}
         | ({"path_rules"} if not readback.path_rules() else set()),
+        attacked=True,
         always=frozenset({"test_instances", "test_programs"}),
+        alike="namespace",
+        failpoints=frozenset(
+            point for point in POINTS if point.startswith(("create.", "delete.", "recover."))
+        )
+        - {"delete.cgroups"},
+        engine=True,
     ),
     Kind(
         "docker-runsc",
         lambda home: DockerGvisorBackend(Machine(home), Endpoint(dockerd.shared.get().host)),
-        frozenset({"isolated", "own_root", "plain_user", "counters"}),
+        frozenset({"isolated", "own_root", "plain_user", "counters", "own_limits"}),
         always=frozenset({"test_users"}),
+        alike="oci",
+        engine=True,
     ),
     Kind(
         "microvm",
         lambda home: MicrovmBackend(Machine(home), machines.kernel()),
         frozenset(
             {"isolated", "own_root", "plain_user", "pids", "users", "protected", "terminals", "nameless"}
+            | {"own_limits"}
         ),
         networked=True,
         slowness=6.0,
@@ -117,6 +137,19 @@ RUNGS = {kind.name: kind for kind in KINDS if kind.attacked}
 """The backends beside `namespace` that are attacked, by name."""
 NETWORKED = {kind.name: kind for kind in KINDS if kind.attacked or kind.networked}
 """Those that tests marked `networked` run against."""
+
+
+def given(mode: str) -> frozenset[str]:
+    """What a rung gives; or `namespace`, of a daemon of root's (`rootful`) or another user's (`rootless`)."""
+    if mode in RUNGS:
+        return RUNGS[mode].gives
+    return frozenset(GIVES) - ({"users"} if mode == "rootless" else set())
+
+
+def skip_sweep(mode: str) -> None:
+    """Skip what only repeats an attack, on a rung with the guest and the kernel of another."""
+    if mode in RUNGS and (alike := RUNGS[mode].alike):
+        pytest.skip(f"sweeps run on {alike}, which has the same guest and kernel")
 
 
 @functools.cache

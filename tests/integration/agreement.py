@@ -12,20 +12,23 @@ from pathlib import Path
 from skerry.settings import Home
 from skerry.store import Connection, Store
 from tests import leaks
+from tests.dockerd import Dockerd
 
 SETTLE_SECONDS = 10.0
 """The kernel puts processes, cgroups and loop devices away when it gets to it."""
 
 
-def check(home: Path) -> set[str]:
-    """Fails unless every live row has its instance, its process and (with cgroups at all) its cgroups, and nothing on
-    the host is without a row. Returns the ids of all that live."""
+def check(home: Path, engine: Dockerd | None = None) -> set[str]:
+    """Fails unless every live row has its instance, its process and (with cgroups at all) its cgroups, or its container
+    of an engine; and nothing on the host is without a row. Returns the ids of all that live."""
     live, disks = asyncio.run(_rows(Home(str(home))))
-    expected = {"instances": live, "processes": live, "volumes": disks}
-    if any(_cgroup_parent(home) in path for path in leaks.cgroups()):
+    expected: dict[str, object] = {"instances": live, "processes": live, "volumes": disks}
+    if engine is not None:
+        expected = {"instances": live, "containers": live}
+    elif any(_cgroup_parent(home) in path for path in leaks.cgroups()):
         expected["cgroups"] = live
     deadline = time.monotonic() + SETTLE_SECONDS
-    while (found := _on_host(home, expected)) != expected:
+    while (found := _on_host(home, expected, engine)) != expected:
         assert time.monotonic() < deadline, f"by the rows {expected}, on the host {found}"
         time.sleep(0.01)
     return live
@@ -58,7 +61,7 @@ def _cgroup_parent(home: Path) -> str:
     return f"/skerry-{hashlib.sha256(os.fsencode(home)).hexdigest()[:12]}/"
 
 
-def _on_host(home: Path, expected: dict[str, object]) -> dict[str, object]:
+def _on_host(home: Path, expected: dict[str, object], engine: Dockerd | None) -> dict[str, object]:
     parent = _cgroup_parent(home)
     instances = home / "instances"
     places = re.compile(rf"{re.escape(parent)}skerry-(\w{{12}})|{re.escape(str(instances))}/(\w{{12}})")
@@ -71,6 +74,7 @@ def _on_host(home: Path, expected: dict[str, object]) -> dict[str, object]:
         "processes": set().union(*(ids(_belongs_to(process.pid)) for process in leaks.processes())),
         "volumes": sum(f"({home}/" in loop for loop in leaks.loops()),
         "cgroups": set().union(*(ids(path) for path in leaks.cgroups())),
+        "containers": engine.containers(home) if engine is not None else set(),
     }
     return {kind: found[kind] for kind in expected}
 

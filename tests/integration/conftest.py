@@ -65,6 +65,8 @@ def user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> sup
         for name, value in machines.settings().items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(daemons, "OPTIONS", ("--backend", request.param))
+        for name, value in RUNGS[request.param].variables().items():
+            monkeypatch.setenv(name, value)
         return None
     # Root may use the daemons of others, but its SDK has to be talked into it.
     monkeypatch.setattr(autostart, "_peer", lambda sock: (0, 0))

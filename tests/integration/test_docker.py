@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from skerry.client.sync.environment import Environment
 from tests import dockerd, leaks, support
 from tests.dockerd import Dockerd
 from tests.integration.daemon import Daemon, started
-from tests.integration.networks import INTERNAL, OTHER, PUBLIC, contained, fetch, world
 from tests.integration.roots import rootfs
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -187,10 +185,9 @@ def test_environments_outlive_their_daemon(home: Path, host: Dockerd) -> None:
         assert not [each for each in host.belongings() if kept in each]
 
 
-@pytest.mark.parametrize(
-    "point", support.first_of(["create.sent", "create.kept", "create.taken", "delete.killed"])
-)
-def test_a_daemon_killed_at_a_step_leaves_nothing(
+@pytest.mark.soak
+@pytest.mark.parametrize("point", ["create.sent", "create.kept", "create.taken", "delete.killed"])
+def test_a_daemon_killed_at_a_step_leaves_nothing_in_the_engine(
     home: Path, host: Dockerd, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     with started(home) as daemon:  # the engine has the image from now on
@@ -211,21 +208,6 @@ def test_a_daemon_killed_at_a_step_leaves_nothing(
             )  # one that ran when its daemon was killed was taken over
         support.eventually(lambda: daemon.call("GET", "/environments")["environments"] == [])
     assert host.belongings() == before
-
-
-@contained
-def test_exactly_what_was_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", dockerd.shared.get().host)
-    with (
-        world(None) as (outside, _, client),
-        Environment(client=client, backend="docker", allow=["example.com"]) as env,
-    ):
-        assert fetch(env, "http://example.com/") == "hello"
-        assert outside.arrived == [(PUBLIC, 80)]
-        assert fetch(env, "http://www.example.com/").startswith("failed:")
-        assert "is not in this environment's allowlist" in fetch(env, f"http://{OTHER}/")
-        assert fetch(env, f"http://{INTERNAL}/").startswith(("failed:", "403"))
-        assert outside.arrived == [(PUBLIC, 80)]
 
 
 def test_a_pool_and_programs(home: Path, host: Dockerd) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from skerry.failpoints import POINTS, VARIABLE
 from skerry.ids import new_id
-from tests import support
+from tests import dockerd, support
 from tests.conformance import kinds
 from tests.conformance.kinds import RUNGS
 from tests.integration import agreement
@@ -59,6 +59,9 @@ class World:
         self.home = place.home
         self.kind = place.kind
         self._options = place.options
+        rung = RUNGS.get(place.kind)
+        self._variables = rung.variables() if rung else {}
+        self._engine = dockerd.shared.get() if rung and rung.engine else None
         self.key = {"idempotency-key": new_id()}
         with self.daemon() as daemon:
             self.old = daemon.create(name="old", lifetime=5000)
@@ -67,7 +70,7 @@ class World:
             self._leave(daemon)
 
     def daemon(self, failpoint: str = "") -> contextlib.AbstractContextManager[Daemon]:
-        return self._daemons.started(self.home, *self._options, env={VARIABLE: failpoint})
+        return self._daemons.started(self.home, *self._options, env={VARIABLE: failpoint, **self._variables})
 
     def _begin(self, daemon: Daemon, environment: str) -> str:
         daemon.execute(environment, "export WORD=word; echo content > file")
@@ -108,7 +111,7 @@ class World:
         assert daemon.call("GET", "/audit/verify")["intact"]
         told = set(listed(daemon))
         self._leave(daemon)
-        assert agreement.check(self.home) == told
+        assert agreement.check(self.home, self._engine) == told
 
 
 def listed(daemon: Daemon) -> dict[str, str]:

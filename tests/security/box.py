@@ -22,12 +22,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from skerry.errors import SkerryError, from_dict
+from tests.conformance.kinds import given
 
 MODES = ("rootful", "rootless")
 PROBES = Path(__file__).parent / "probes"
 SECONDS = 30.0
 ANSWER_SECONDS = 60.0
 LIMITS = {"cpus": 2.0, "memory": 256 << 20, "pids": 256, "disk": 64 << 20}
+
+
+def users(mode: str) -> list[str]:
+    """Who can work in an environment."""
+    return ["appuser", "root"] if "users" in given(mode) else ["appuser"]
+
+
+def own_kernel(mode: str) -> bool:
+    """True on a rung whose kernel is not the host's."""
+    return "host_kernel" not in given(mode)
 
 
 class Result(NamedTuple):
@@ -276,4 +287,15 @@ class Boxes:
         self.shown = True
 
 
-__all__ = ["MODES", "Box", "Boxes", "Keeper", "NoControl", "Result", "Running", "SkerryError"]
+__all__ = [
+    "MODES",
+    "Box",
+    "Boxes",
+    "Keeper",
+    "NoControl",
+    "Result",
+    "Running",
+    "SkerryError",
+    "own_kernel",
+    "users",
+]

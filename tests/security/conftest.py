@@ -16,7 +16,7 @@ import skerry
 from scripts import build_native
 from skerry.client import autostart
 from tests import support
-from tests.conformance.kinds import GIVES, RUNGS, skip_unless_given
+from tests.conformance.kinds import RUNGS, given, skip_unless_given
 from tests.security.box import MODES, Boxes, Keeper, NoControl
 from tests.security.daemons import Serve, server
 from tests.security.sanitized import edited
@@ -42,8 +42,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     params = {} if callspec is None else callspec.params
     mode = params.get("mode") or params.get("client")
     if mode is not None:
-        others = frozenset(GIVES) - ({"users"} if mode == "rootless" else set())
-        skip_unless_given(item, mode, RUNGS[mode].gives if mode in RUNGS else others)
+        skip_unless_given(item, mode, given(mode))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -82,6 +81,8 @@ class _Keepers(dict[str, Keeper]):
             argv, env, cwd = [*more, sys.executable], {**os.environ, "SKERRY_HOME": str(home)}, os.getcwd()
         # As text, since the file may be out of the other user's reach.
         rung = [mode] if mode in RUNGS else []
+        if mode in RUNGS:
+            env |= RUNGS[mode].variables()
         keeper = Keeper([*argv, "-c", KEEPER.read_text(), str(home), *rung], env, cwd)
         self._stack.callback(keeper.close)
         if reason := keeper.call("unavailable"):

@@ -50,7 +50,10 @@ def server(python_for_nobody: Callable[[], tuple[str, Path | None]]) -> Serve:
             if mode in RUNGS and helper:
                 raise NoControl(f"on {mode} no defence is taken away: see the same test on namespace")
             module = ["-c", PATCHED, str(helper)] if helper else ["-m", "skerry.daemon"]
-            backend = ["--backend", mode] if mode in RUNGS else []
+            backend = []
+            if mode in RUNGS:
+                backend = ["--backend", mode]
+                env |= RUNGS[mode].variables()
             ready, tell = os.pipe()
             with subprocess.Popen(
                 [*argv, *module, "--home", str(home), "--foreground", "--ready-fd", str(tell), *backend],

@@ -31,6 +31,7 @@ from skerry.backends import blanks
 from skerry.backends.base import Backend, InstanceSpec
 from skerry.backends.machine import Machine
 from skerry.backends.namespace import NamespaceBackend
+from skerry.daemon.app import BACKENDS
 from skerry.errors import SkerryError
 from skerry.guest import files
 from skerry.guest.channel import Channel
@@ -113,7 +114,9 @@ class Keeper:
     def __init__(self, home: str, rung: str = "") -> None:
         self._home = home
         self._machine = None if rung else Machine(home)
-        self._backend = _rung(rung, home) if self._machine is None else NamespaceBackend(self._machine)
+        self._backend: Backend = (
+            NamespaceBackend(self._machine) if self._machine else BACKENDS[rung](Machine(home))
+        )
         self._image = ImageStore(Path(home, "images")).get("host")
         self._channels: dict[str, Channel] = {}
         self._processes: dict[str, GuestProcess] = {}
@@ -307,12 +310,6 @@ class Keeper:
         for id_ in list(self._channels):
             await self.stop(id_)
         await self._backend.close()
-
-
-def _rung(name: str, home: str) -> Backend:
-    from tests.conformance.kinds import RUNGS  # not for `nobody`, who cannot read it
-
-    return RUNGS[name].make(home)
 
 
 async def _serve(home: str, rung: str = "") -> None:

@@ -11,6 +11,7 @@ import pytest
 from skerry.errors import IsolationUnavailable, SkerryError
 from skerry.host import readback
 from tests import support
+from tests.conformance.kinds import RUNGS
 from tests.security.box import Box, Boxes, Running
 from tests.security.conftest import Mutate
 
@@ -208,7 +209,9 @@ def test_other_processes_of_the_user_cannot_be_used(
     with boxes.fresh(mode, profile="debug") as box, sibling(box) as (_, pid):
         found = box.probe("profile.neighbour", str(pid), profile=profile)
         assert set(found.values()) <= REFUSED, found
-        assert set(box.probe("profile.neighbour", str(pid)).values()) == {"done"}
+        found = box.probe("profile.neighbour", str(pid))
+        refused = {"remote"} if mode in RUNGS else set()  # by the filter of an engine, whatever the profile
+        assert {name for name, said in found.items() if said != "done"} <= refused, found
     with boxes.fresh(mode, profile="debug", helper=mutate(*WITHOUT)) as weak, sibling(weak) as (_, pid):
         assert set(weak.probe("profile.neighbour", str(pid), profile=profile).values()) == {"done"}
     with boxes.fresh(mode, profile="debug", helper=mutate(*LAX)) as weak, sibling(weak) as (_, pid):

@@ -18,7 +18,7 @@ import pytest
 
 from skerry.host.seccomp import compile_profile
 from tests.conformance.kinds import RUNGS
-from tests.security.box import Box, Boxes
+from tests.security.box import Box, Boxes, own_kernel, users
 from tests.unit.test_seccomp import NUMBERS as TABLES
 from tests.unit.test_seccomp import answer
 
@@ -118,7 +118,7 @@ def test_every_call(boxes: Boxes, mode: str, profile: str) -> None:
     calls = {
         name: (number, *ARGUMENTS.get(name, ())) for name, number in NUMBERS.items() if name not in SKIPPED
     }
-    if mode in RUNGS:  # gVisor has no listeners: there a filter may be installed
+    if own_kernel(mode):  # gVisor has no listeners: there a filter may be installed
         del calls["seccomp"]
     padded = {name: (*call, *[0] * (7 - len(call))) for name, call in calls.items()}
     assert check(boxes, mode, profile, padded) == {}
@@ -231,7 +231,7 @@ def test_crashes_reach_no_handler_of_the_host(boxes: Boxes, mode: str) -> None:
         "    r.prlimit(0, r.RLIMIT_CORE, limits)\n"
         "print(open('/proc/self/limits').read().partition('core file size')[2].split()[:2])"
     )
-    for user in ["appuser"] if mode == "rootless" else ["appuser", "root"]:
+    for user in users(mode):
         assert boxes(mode).run(["python3", "-c", attempt], user=user).text == "['1', '1']"
     assert boxes(mode).shell("ulimit -c 0; grep core /proc/self/limits").text.split()[4:6] == ["1", "1"]
     assert boxes(mode, without=["seccomp"]).run(["python3", "-c", attempt]).text != "['1', '1']"

@@ -14,8 +14,7 @@ import skerry
 from skerry.backends.blanks import READY
 from skerry.daemon.doctor import FILE_SIZE
 from skerry.host import uids
-from tests.conformance.kinds import RUNGS
-from tests.security.box import LIMITS, PROBES, Box, Boxes, Running
+from tests.security.box import LIMITS, PROBES, Box, Boxes, Running, own_kernel
 
 PYTHON = ["python3", "-S", "-c"]
 HOLD = (PROBES / "limits.py").read_text()
@@ -113,7 +112,7 @@ def test_without_an_own_creator_roots_signals_are_charged(boxes: Boxes) -> None:
         assert pending_of_root() - before > 1000
 
 
-@pytest.mark.needs("host_kernel")
+@pytest.mark.needs("host_kernel", "own_limits")
 def test_every_environment_of_a_daemon_has_a_creator_of_its_own(client: skerry.Client) -> None:
     """Those that were prepared before anybody asked, and those that were not."""
     with ExitStack() as stack:
@@ -180,7 +179,7 @@ def test_limits_and_scheduling_of_process_1_are_not_the_workloads(boxes: Boxes, 
         assert all(answer.endswith(": EPERM") for answer in answers), answers
         assert scheduling(box.pid) == before
         reading = "import resource; print(resource.prlimit(1, resource.RLIMIT_CORE))"
-        assert mode in RUNGS or box.run([*PYTHON, reading]).code == 0
+        assert own_kernel(mode) or box.run([*PYTHON, reading]).code == 0
 
 
 @pytest.mark.needs("users")
