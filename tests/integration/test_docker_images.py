@@ -151,7 +151,7 @@ def test_a_create_pulls_and_leaves_no_volume(daemon: Daemon, engine: Dockerd, to
         assert config["State"].get("Health") is None  # nothing runs the image's health check
         assert config["Config"]["Labels"]["skerry.environment"] == id_
         points = {each["Destination"]: each["RW"] for each in config["Mounts"]}
-        assert points == {"/.skerry/guest": False}  # and /data is not on the engine's disk
+        assert points == {"/.skerry/guest": False, "/dev/pts": True}  # and /data is not on the engine's disk
         assert daemon.execute(id_, "tool")["stdout"] == "a tool\n"
     finally:
         daemon.call("DELETE", f"/environments/{id_}")
