@@ -343,6 +343,12 @@ def test_images(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert next_one.endswith(", 1.0 MiB; use it: skerry run --image dev -it -- sh")
         assert main(["image", "import", str(tmp_path / "a.tar"), "dev", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["digest"] == IMAGE["digest"]
+        assert main(["image", "pull", "docker://dev"]) == 0
+        captured = capsys.readouterr()
+        assert captured.out == "dev sha256:0123456789abcdef\n"
+        assert captured.err.splitlines() == ["  0% fetch", " 50% unpack"]
+        assert main(["image", "pull", "docker://dev", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == IMAGE
         assert main(["image", "inspect", "dev"]) == 0
         assert json.loads(capsys.readouterr().out) == IMAGE
         assert main(["image", "rm", "dev"]) == 0
