@@ -36,8 +36,9 @@ class Environment:
     what this object runs: they are sent with each command and never stored, but other code in the environment can read
     them while the command runs. The daemon is that of `client`, or the one that `Client(url=url, token=token)` selects.
 
-    `create()` raises InvalidRequest, ImageNotFound, IsolationUnavailable, LimitReached, LaunchFailed. Every method
-    raises DaemonUnavailable, and EnvironmentNotFound or EnvironmentEnded after the environment's end.
+    `create()` raises InvalidRequest, ImageNotFound, IsolationUnavailable, LimitReached, LaunchFailed; for an image of a
+    Docker Engine (`docker://`) Denied, unless the operator allows it, and RegistryUnavailable. Every method raises
+    DaemonUnavailable, and EnvironmentNotFound or EnvironmentEnded after the environment's end.
     """
 
     def __init__(

@@ -28,6 +28,7 @@ from skerry.errors import (
     IsolationUnavailable,
     LaunchFailed,
     QuotaExceeded,
+    RegistryUnavailable,
     StoreUnavailable,
 )
 from skerry.manager.environments.environment import Environment, Key
@@ -252,6 +253,7 @@ OPERATIONS = (
             DiskFull,
             QuotaExceeded,
             Busy,
+            RegistryUnavailable,
             DaemonUnavailable,
             StoreUnavailable,
         ),

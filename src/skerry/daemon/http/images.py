@@ -19,7 +19,6 @@ from skerry.daemon.http.operations import NDJSON, OCTETS, TAR, Call, Operation, 
 from skerry.daemon.http.requests import Body, Text
 from skerry.errors import (
     Conflict,
-    Denied,
     DiskFull,
     ImageNotFound,
     IsolationUnavailable,
@@ -224,7 +223,7 @@ OPERATIONS = (
         answer=schemas.Progress,
         media=(NDJSON,),
         answer_example={"step": "pulling docker://python:3.12-slim", "fraction": 0.4},
-        errors=(Denied, ImageNotFound, DiskFull, RegistryUnavailable, IsolationUnavailable),
+        errors=(ImageNotFound, DiskFull, RegistryUnavailable, IsolationUnavailable),
     ),
     Operation(
         name="import_image",
