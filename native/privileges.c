@@ -69,7 +69,8 @@ static struct ifreq with_address(const char *name, in_addr_t address)
     return device;
 }
 
-/* Its route leads everywhere. At the other end everything has the address of this end: nobody is asked for any. */
+/* With routes to everywhere. The other end has the same hardware address, which is the one that a device without ARP
+ * sends to. */
 static void interface(char *name, const char *four, const char *six)
 {
     struct ifreq own = with_address(name, inet_addr(four)), mask = with_address(name, INADDR_NONE);

@@ -33,9 +33,9 @@ _SCOPE_LINK, _SCOPE_HOST = 253, 254
 
 TAP_INDEX, TAP_NAME = 1000, "tap0"
 MACHINE_ADDRESSES: dict[int, str] = {AF_INET: "192.0.2.2", AF_INET6: "2001:db8::2"}
-"""Of a virtual machine: for documentation, so that nothing else has them."""
+"""Of a virtual machine, from the ranges for documentation."""
 MAC = bytes((2, 0, 0, 0, 0, 2))
-"""Of the machine and of its tap: without ARP, and for neighbours, the kernel takes a device's own."""
+"""Of the machine's device and of the tap: a device without ARP sends to its own address."""
 
 _SUBSYSTEM = 10
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
