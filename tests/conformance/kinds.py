@@ -1,7 +1,7 @@
 """Which backends the suites run against: a new one needs one entry here, and nothing else.
 
 The conformance suite takes all of them; those of attacks, networks and leaks take `namespace` and those that are
-`attacked`. Some tests of networks also take those that are `networked`.
+`attacked`, as far as they give what a test needs. Some tests of networks also take those that are `networked`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from skerry.backends.base import Backend, Capabilities
 from skerry.backends.docker.backend import DockerBackend, DockerGvisorBackend
@@ -41,6 +42,7 @@ GIVES = {
     "nameless": "files without a name (O_TMPFILE)",
     "path_rules": "executions that are limited to paths",
     "landlock": "Landlock",
+    "network": "networks other than `none`",
     "late_network": "a network for what was created without one",
     "prepared": "instances that are made ahead of need",
     "own_limits": "limits of its own where the kernel counts for each user",
@@ -86,7 +88,7 @@ KINDS = (
         "namespace",
         lambda home: NamespaceBackend(Machine(home)),
         _LINUX
-        | {"isolated", "own_root", "plain_user", "pids", "late_network", "prepared", "own_limits"}
+        | {"isolated", "own_root", "plain_user", "pids", "network", "late_network", "prepared", "own_limits"}
         | ({"counters", "users"} if _AS_ROOT else set())
         | ({"path_rules"} if not readback.path_rules() else set()),
     ),
@@ -94,7 +96,7 @@ KINDS = (
         "oci",
         lambda home: OciBackend(Machine(home)),
         frozenset({"isolated", "own_root", "plain_user", "counters", "users", "protected", "prepared"})
-        | {"own_limits"},
+        | {"network", "own_limits"},
         attacked=True,
         always=frozenset({"test_instances", "test_users"}),
     ),
@@ -102,7 +104,7 @@ KINDS = (
         "docker",
         lambda home: DockerBackend(Machine(home), Endpoint(dockerd.shared.get().host)),
         _LINUX
-        | {"isolated", "own_root", "plain_user", "pids", "counters", "late_network"}
+        | {"isolated", "own_root", "plain_user", "pids", "counters", "network", "late_network"}
         | ({"path_rules"} if not readback.path_rules() else set()),
         attacked=True,
         always=frozenset({"test_instances", "test_programs"}),
@@ -117,6 +119,8 @@ KINDS = (
         "docker-runsc",
         lambda home: DockerGvisorBackend(Machine(home), Endpoint(dockerd.shared.get().host)),
         frozenset({"isolated", "own_root", "plain_user", "counters", "own_limits"}),
+        attacked=True,
+        failpoints=frozenset(),
         always=frozenset({"test_users"}),
         alike="oci",
         engine=True,
@@ -126,7 +130,7 @@ KINDS = (
         lambda home: MicrovmBackend(Machine(home), machines.kernel()),
         frozenset(
             {"isolated", "own_root", "plain_user", "pids", "users", "protected", "terminals", "nameless"}
-            | {"own_limits"}
+            | {"network", "own_limits"}
         ),
         networked=True,
         slowness=6.0,
@@ -144,6 +148,13 @@ def given(mode: str) -> frozenset[str]:
     if mode in RUNGS:
         return RUNGS[mode].gives
     return frozenset(GIVES) - ({"users"} if mode == "rootless" else set())
+
+
+def parameters(each: bool, rungs: Mapping[str, Kind] = RUNGS) -> Iterator[ParameterSet]:
+    """The rungs, for a test that is for `each` of them in `make test` too: all but slow ones and a second gVisor."""
+    for kind in rungs.values():
+        short = each and kind.slowness == 1 and ("host_kernel" in kind.gives or not kind.alike)
+        yield pytest.param(kind.name, marks=() if short else pytest.mark.soak)
 
 
 def skip_sweep(mode: str) -> None:

@@ -35,13 +35,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Each test of a daemon's `user`: root's, another's, and root's with each rung, which is a soak but in tests that
     are marked `each_rung`, and with slow ones there, too."""
     if "user" in metafunc.fixturenames and not _chosen_by_itself(metafunc):
-        quick = metafunc.definition.get_closest_marker("each_rung") is not None
-        found = (NETWORKED if metafunc.definition.get_closest_marker("networked") else RUNGS).values()
-        rungs = (
-            pytest.param(kind.name, marks=[] if quick and kind.slowness == 1 else [pytest.mark.soak])
-            for kind in found
-        )
-        whose = [*support.first_of(["rootful", "rootless"]), *rungs]
+        each = metafunc.definition.get_closest_marker("each_rung") is not None
+        found = NETWORKED if metafunc.definition.get_closest_marker("networked") else RUNGS
+        whose = [*support.first_of(["rootful", "rootless"]), *kinds.parameters(each, found)]
         metafunc.parametrize("user", whose, indirect=True)
 
 
@@ -65,7 +61,7 @@ def user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> sup
         for name, value in machines.settings().items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(daemons, "OPTIONS", ("--backend", request.param))
-        for name, value in RUNGS[request.param].variables().items():
+        for name, value in NETWORKED[request.param].variables().items():
             monkeypatch.setenv(name, value)
         return None
     # Root may use the daemons of others, but its SDK has to be talked into it.

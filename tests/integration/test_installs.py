@@ -19,7 +19,7 @@ from tests.integration.internet import in_a_network_of_its_own, internet
 from tests.integration.networks import home_of
 from tests.integration.registries import MODULE, URL
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300), pytest.mark.needs("network")]
 ADDRESS = "93.184.216.41"
 
 

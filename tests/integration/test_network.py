@@ -24,7 +24,7 @@ from tests.integration.daemon import Daemon, started
 from tests.integration.internet import internet
 from tests.integration.networks import INTERNAL, OTHER, PUBLIC, contained, fetch, home_of, world
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.needs("network")]
 needs, each_rung, networked = pytest.mark.needs, pytest.mark.each_rung, pytest.mark.networked
 HOLD = """
 import socket

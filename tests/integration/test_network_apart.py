@@ -17,7 +17,7 @@ from tests.integration.daemon import started
 from tests.integration.internet import internet
 from tests.integration.networks import INTERNAL, OTHER, PUBLIC, contained, fetch, home_of, world
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.needs("network")]
 DESCRIPTORS = """
 import os
 print([os.readlink(f"/proc/{who}/fd/{fd}") for who in ("self", os.getppid()) for fd in range(3, 64)

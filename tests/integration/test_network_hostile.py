@@ -14,7 +14,7 @@ from tests.integration.daemon import Daemon, started
 from tests.integration.internet import internet
 from tests.integration.networks import PUBLIC, contained, fetch, home_of
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.needs("network")]
 OPEN = f"""
 import socket, time
 held = [socket.create_connection(("{PUBLIC}", 80)) for _ in range(2)]

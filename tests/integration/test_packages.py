@@ -21,7 +21,7 @@ from tests.integration.daemon import Daemon, started
 from tests.integration.shelves import Shelves, World
 from tests.integration.test_installs import need
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(200), pytest.mark.needs("network")]
 IMPORT = "import tiny, os; tiny.main(); print(os.path.dirname(tiny.__file__)); os.system('tiny-pip')"
 REACH = """
 import socket, tiny

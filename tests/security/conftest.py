@@ -16,7 +16,7 @@ import skerry
 from scripts import build_native
 from skerry.client import autostart
 from tests import support
-from tests.conformance.kinds import RUNGS, given, skip_unless_given
+from tests.conformance.kinds import RUNGS, given, parameters, skip_unless_given
 from tests.security.box import MODES, Boxes, Keeper, NoControl
 from tests.security.daemons import Serve, server
 from tests.security.sanitized import edited
@@ -30,8 +30,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     `make test` takes the first, and of tests marked `each_rung` the rungs too.
     """
-    marks = [] if metafunc.definition.get_closest_marker("each_rung") else [pytest.mark.soak]
-    modes = [*support.first_of(MODES), *(pytest.param(name, marks=marks) for name in RUNGS)]
+    each = metafunc.definition.get_closest_marker("each_rung") is not None
+    modes = [*support.first_of(MODES), *parameters(each)]
     for name in ("mode", "client"):
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, modes, indirect=True, scope="module" if name == "client" else None)

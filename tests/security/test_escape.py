@@ -139,6 +139,7 @@ def test_the_guest_and_supervisors_cannot_be_changed(
 
 
 @each_rung
+@needs("protected")
 def test_no_signal_reaches_the_guest(boxes: Boxes, mode: str) -> None:
     """The kernel keeps all signals from inside away from process 1, or refuses them. The child shows that they arrive
     elsewhere."""

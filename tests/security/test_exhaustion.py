@@ -79,8 +79,8 @@ def python(code: str) -> str:
 
 
 def rootless(env: skerry.Environment) -> bool:
-    users = next(row for row in env.info().enforced if row["name"] == "users")
-    return str(users["value"]).startswith("one user")
+    users = [row for row in env.info().enforced if row["name"] == "users"]
+    return any(str(row["value"]).startswith("one user") for row in users)
 
 
 def enforced(env: skerry.Environment, name: str) -> bool:
@@ -92,9 +92,9 @@ def enforced(env: skerry.Environment, name: str) -> bool:
 
 
 def strangers(env: skerry.Environment) -> Counter[str]:
-    """What is inside beside the guest, a shell, their supervisors, and the program that looks."""
+    """What is inside beside the guest, a shell, their supervisors, a relay, and the program that looks."""
     look = "for f in /proc/[0-9]*/comm; do read n < $f && echo $n; done"
-    known = ["skerry-init", "skerry-watch", "bash", "skerry-watch", "sh"]
+    known = ["skerry-init", "skerry-watch", "bash", "skerry-watch", "sh", "skerry-relay"]
     return Counter(env.run(["sh", "-c", look]).stdout.split()) - Counter(known)
 
 
@@ -196,8 +196,10 @@ def test_a_process_that_looks_like_a_zombie_dies_with_its_execution(
     assert strangers(env) == Counter()
 
 
-def test_orphans_are_put_away(env: skerry.Environment) -> None:
+def test_orphans_are_put_away(request: pytest.FixtureRequest, env: skerry.Environment) -> None:
     """Ten times as many as there may be processes."""
+    if own_kernel(env):  # where a fork takes long
+        skip_sweep(request.node.callspec.params["client"])
     code = """
 import os
 for _ in range(1280):
@@ -324,6 +326,10 @@ def test_a_full_disk(env: skerry.Environment, neighbour: skerry.Environment) -> 
     works(env)
     env.files.remove("full")
     env.files.write("more", b"x" * 70000)
+    files = next(row for row in env.info().enforced if row["name"] == "inodes")
+    if not files["enforced"]:
+        assert own_kernel(env)  # where they take memory, which is limited
+        return
     deep = "import os\nfor i in range(3000): os.mkdir('d'); os.chdir('d')"
     assert env.run([*PYTHON, deep]).stderr.rstrip().endswith("No space left on device: 'd'")
     env.files.remove("d", recursive=True)
