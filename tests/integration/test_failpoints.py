@@ -171,7 +171,7 @@ def world(place: Place, daemons: Nursery) -> Iterator[World]:
 
 def points(*prefixes: str) -> pytest.MarkDecorator:
     """Failpoints by prefix, at each kind of place that reaches them. All but the first are soaks, and of creates and
-    deletes the first on each rung."""
+    deletes the first on each rung that is like no other."""
     found = [
         (kind, point)
         for kind, some in PLACES.items()
@@ -181,7 +181,7 @@ def points(*prefixes: str) -> pytest.MarkDecorator:
     short = {found[0]}
     if prefixes[0] in ("create.", "delete."):
         short |= {
-            next(each for each in found if each[0] == name) for name, kind in RUNGS.items() if kind.failpoints
+            next(each for each in found if each[0] == name) for name, kind in RUNGS.items() if not kind.alike
         }
     cases = [pytest.param(*each, marks=() if each in short else pytest.mark.soak) for each in found]
     return pytest.mark.parametrize(("place", "point"), cases, indirect=["place"])

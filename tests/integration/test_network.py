@@ -18,7 +18,7 @@ from skerry.client.sync.environment import Environment
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.manager.network.network import ONE_BY_ONE
 from tests import certificates, support
-from tests.conformance.kinds import NETWORKED
+from tests.conformance.kinds import NETWORKED, skip_sweep
 from tests.integration import networks
 from tests.integration.daemon import Daemon, started
 from tests.integration.internet import internet
@@ -41,6 +41,8 @@ def _start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     rung = NETWORKED.get(request.node.callspec.params.get("user", ""))
     if request.param and rung is not None and "late_network" not in rung.gives:
         pytest.skip(f"what is in a pool of {rung.name} has no network")
+    if request.param and rung is not None:
+        skip_sweep(rung.name)
     monkeypatch.setattr(networks, "POOLED", request.param)
 
 
