@@ -279,6 +279,7 @@ def test_machine_whose_kernel_fails_tells_why(place: Place, monkeypatch: pytest.
     assert "panic" in str(failed.value)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("cycles", [2, pytest.param(30, marks=pytest.mark.soak)])
 def test_cycles_leave_nothing(place: Place, cycles: int) -> None:
     """What the home's leaks are is looked at when it is closed."""
