@@ -307,8 +307,10 @@ static void report_ready(struct sk_source *source, uint32_t events)
     sh->current = NULL;
     sh->broken = true;
     remove_files(sh->number);
-    if (p != NULL)
-        sk_process_abort(p, n == sizeof report ? report.error : EIO, sk_step_text(n == sizeof report ? report.value : 0));
+    if (p != NULL && n == sizeof report)
+        sk_process_abort(p, report.error, sk_step_text(report.value));
+    else if (p != NULL) /* the supervisor was killed, perhaps by the command itself */
+        sk_process_exited(p, 128 + SIGKILL, SIGKILL, NULL);
 }
 
 /* ---- starting ---- */

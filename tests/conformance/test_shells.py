@@ -317,6 +317,14 @@ async def test_a_first_command_that_kills_its_shell_has_an_end_and_the_next_work
     assert await box.said("echo next", name) == "next"
 
 
+@posix
+async def test_first_commands_that_kill_what_starts_their_shells_have_an_end(site: Site) -> None:
+    """Some of them before it was told that the shell has started."""
+    async with site.box() as box:
+        commands = (box.shell("kill -9 $PPID 2>/dev/null; exit 5", str(number)) for number in range(20))
+        assert {result.code for result in await asyncio.gather(*commands)} <= {137, 5}
+
+
 @needs("isolated")  # elsewhere these numbers may be anybody's
 @pytest.mark.parametrize("target", ["$$", "$PPID", "0", "-$$", "-1"])
 async def test_a_later_command_that_kills_its_shell_has_an_end_and_the_next_works(
