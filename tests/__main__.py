@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.conformance.elsewhere import selectable
 from tests.results import Reader, Result
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -189,7 +190,7 @@ class Runner:
                 continue
             name = f"{run.part.name}-again"
             names = self.output / f"{name}.txt"
-            names.write_text("\n".join(dict.fromkeys(tests)))
+            names.write_text("\n".join(dict.fromkeys(map(selectable, tests))))
             part = Part(name, (f"@{names}",), run.part.python, short=run.part.short)
             self.stage([part], self.again)
 

@@ -44,16 +44,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.soak)
     if os.geteuid() != 0 or elsewhere.INSIDE in os.environ:
         return
+    rootless, without_bash = elsewhere.SUFFIXES
     places = {
-        "namespace": elsewhere.Elsewhere("rootless", elsewhere.as_nobody),
-        "fake": elsewhere.Elsewhere("without-bash", elsewhere.without_bash),
+        "namespace": elsewhere.Elsewhere(rootless, elsewhere.as_nobody),
+        "fake": elsewhere.Elsewhere(without_bash, elsewhere.without_bash),
     }
     for item in ours:
         kind = _kind(item)
         place = None if kind is None else places.get(kind.name)
-        if place is not None and (place.suffix == "rootless" or item.get_closest_marker("posix")):
+        if place is not None and (place.suffix == rootless or item.get_closest_marker("posix")):
             other = elsewhere.Item.of(item, place)
-            if place.suffix == "without-bash":
+            if place.suffix == without_bash:
                 other.add_marker(pytest.mark.soak)
             items.append(other)
 

@@ -22,6 +22,8 @@ from tests import support
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 600
+FOLDER, SUFFIXES = "tests/conformance/", ("rootless", "without-bash")
+"""Which tests do, and what their names end with."""
 INSIDE = "SKERRY_TESTS_ELSEWHERE"
 """Set in the environment of the other pytest, which shall not go elsewhere again."""
 BASHES = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
@@ -106,6 +108,14 @@ class Item(pytest.Item):
         made: Item = cls.from_parent(item.parent, name=name, place=place, original=item.nodeid)
         made.add_marker(pytest.mark.timeout(SECONDS + 10))
         return made
+
+
+def selectable(nodeid: str) -> str:
+    """The name by which pytest takes a test, or the one that it is made of: what runs elsewhere has none of its own."""
+    for suffix in SUFFIXES:
+        if nodeid.startswith(FOLDER) and nodeid.endswith(f"-{suffix}]"):
+            return nodeid.removesuffix(f"-{suffix}]") + "]"
+    return nodeid
 
 
 def as_nobody(folder: Path, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:

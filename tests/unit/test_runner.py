@@ -11,6 +11,7 @@ import pytest
 from scripts.generate_requirements import not_shown
 from tests import __main__ as runner
 from tests.__main__ import ROOT, Part, Runner
+from tests.conformance.elsewhere import selectable
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +94,16 @@ def test_long_test_that_is_no_soak_fails(
 @pytest.mark.soak
 def test_part_that_breaks_fails_the_run(tmp_path: Path, code: str, options: tuple[str, ...]) -> None:
     assert run(tmp_path, code, Part("part", options, repeats=False)) == 1
+
+
+def test_what_runs_elsewhere_is_repeated_by_the_test_that_it_is_made_of() -> None:
+    for name, wanted in {
+        "tests/conformance/test_a.py::test_b[namespace-x-rootless]": "tests/conformance/test_a.py::test_b[namespace-x]",
+        "tests/conformance/test_a.py::test_b[fake-without-bash]": "tests/conformance/test_a.py::test_b[fake]",
+        "tests/conformance/test_a.py::test_b[oci]": "tests/conformance/test_a.py::test_b[oci]",
+        "tests/security/test_a.py::test_b[x-rootless]": "tests/security/test_a.py::test_b[x-rootless]",
+    }.items():
+        assert selectable(name) == wanted
 
 
 def test_skipped_test_shows_no_requirement(tmp_path: Path) -> None:
