@@ -18,7 +18,8 @@ from tests.integration.daemon import Daemon
 @contextmanager
 def attached(daemon: Daemon, environment: str, **opening: Any) -> Iterator[ClientConnection]:
     uri = f"ws://skerry/environments/{environment}/attach"
-    with unix_connect(daemon.socket, uri, max_size=None, compression=None, proxy=None) as websocket:
+    opened = unix_connect(daemon.socket, uri, max_size=None, compression=None, proxy=None, close_timeout=1)
+    with opened as websocket:  # who reads no more is not told of the end
         websocket.send(json.dumps(opening))
         yield websocket
 

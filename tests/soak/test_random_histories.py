@@ -11,7 +11,7 @@ from tests.soak import histories
 from tests.soak.durations import SECONDS
 
 SHORT = 6.0
-"""Seconds of load in `make test`."""
+"""Seconds of load, to try a change with; `make test` has histories without kills, in tests/integration."""
 
 
 def check(home: Path, kind: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +25,7 @@ def check(home: Path, kind: str, seconds: float, monkeypatch: pytest.MonkeyPatch
     assert not world.broken, f"{again}\n{histories.report(world)}"
 
 
+@pytest.mark.soak
 def test_a_short_history_breaks_no_promise(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(home, "sqlite", SHORT, monkeypatch)
 
