@@ -315,6 +315,15 @@ def test_the_command_shows_the_progress(daemon: Daemon, tool: str) -> None:
     assert done.stderr == f"  0% pulling {tool}\n"
 
 
+def test_the_command_pulls_nothing_for_a_backend_that_cannot_run_it(daemon: Daemon, tool: str) -> None:
+    argv = ["create", "--backend", "namespace", "--image", f"{tool}-missing"]
+    environ = {**os.environ, "SKERRY_HOME": str(daemon.home)}
+    done = subprocess.run(
+        [sys.executable, "-m", "skerry.cli", *argv], env=environ, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "backend 'namespace' cannot run" in done.stderr) == (2, True), done.stderr
+
+
 @pytest.mark.soak
 def test_a_pool_of_an_image_of_the_engine(
     home: Path, tool: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch

@@ -87,7 +87,9 @@ def environment_request(args: SimpleNamespace) -> dict[str, Any]:
 
 def create(transport: Transport, request: dict[str, Any]) -> dict[str, Any]:
     """The new environment. An image that is pulled first shows its progress on stderr."""
-    if str(request.get("image", "")).startswith("docker://"):
+    # Of another backend the create says why it cannot be.
+    engine = str(request.get("backend") or "docker").startswith("docker")
+    if engine and str(request.get("image", "")).startswith("docker://"):
         from skerry.cli.images import pull
 
         pull(request["image"])
